@@ -1,1 +1,1 @@
-"""Benchmarks against peers, the papers' experiments, fault injection."""
+"""Benchmarks against other systems, the papers' experiments, and fault injection."""

@@ -1,33 +1,36 @@
-"""Judges a history: what was promised, against what clients saw.
+"""The checker: compares the events that clients recorded with the promises about messages.
 
-One pass over the events in the order of their times, with one small record per message, so O(n).
-What must be zero:
+Theory of operation
 
-    lost           confirmed, but nobody has let go of it, and it is not in the store at the end
+The checker reads the events of all clients once, in the order of their times, with one small record
+per message; its time is O(n). It counts violations, each of which must be zero:
+
+    lost           confirmed, but neither acknowledged nor in the store at the end
     unexpected     delivered, but never put, or refused, or with another payload
-    unflagged      delivered again without saying so
-    out_of_order   first deliveries of a producer, within a queue and priority, that do not grow
+    unflagged      delivered again without the redelivered flag
+    out_of_order   first deliveries of a producer, in one queue and priority, with falling numbers
     acked_again    delivered after its acknowledgement was confirmed
     stored_twice   one put under two message ids
 
-Order holds for *first* deliveries. A message that comes back (its consumer died, its node was
-started again) may come after younger ones, and it is flagged: where several consumers share a
-queue, what one of them held and never looked at reaches another late, so there only unflagged
-deliveries of the same consumer are compared. Message ids tell the order in the queue itself and
-must grow with the producer's numbers whoever consumes.
+Order. Only *first* deliveries must be in order. A message returns when its consumer dies or its
+node restarts; it may then follow younger messages, and it is flagged. If several consumers share a
+queue, a message that one consumer prefetched but never handled may reach another consumer late.
+There the checker compares only unflagged deliveries of the same consumer. Message ids show the
+order in the queue itself; they must grow with the producer's numbers for any set of consumers.
 
-A logical queue keeps order per replica only, and a message that is exchanged gets another id: there
-order and ids say nothing, the rest holds. But the messages of a group come one after the other,
-wherever they are and whoever consumes: of each producer's, first deliveries grow.
+Logical queues. They keep order per replica only, and a message gets a new id when it is transferred
+to another replica. The checker therefore ignores order and ids there; all other rules hold. The
+messages of a group are an exception: the numbers of their first deliveries must grow for each
+producer, on all replicas and consumers together.
 
-A delivery is not the end of a message: whoever has it may be killed, or give it back. It is let go
-of by an acknowledgement that happened or may have, the latter only until it is delivered again:
-what somebody holds after that has to be acknowledged or to come once more. An acknowledgement that
-failed counts for nothing, but takes nothing from others: a consumer whose lease was lost hears so
-while the next one is long done.
+Custody. A delivery is not the end of a message, because its consumer may be killed or may return
+it. A message is settled by an acknowledgement that is confirmed, or whose result is unknown. The
+latter counts only until the next delivery: from then on, a consumer holds the message again, and
+must acknowledge it. A failed acknowledgement counts for nothing. It does not undo that of another
+consumer, because a consumer may learn of its lost lease after the next consumer has finished.
 
-What was confirmed but not let go of by the deadline, while the store still has it or cannot be
-asked, makes the run inconclusive. That is never a pass.
+Result. A confirmed message may be unsettled at the end although the store still holds it, or while
+the store cannot be read. Such a message makes the run inconclusive, which is never a pass.
 """
 
 from __future__ import annotations
@@ -43,17 +46,17 @@ from tidegate.lab.history import Event, MessageKey
 EXAMPLES_MAX = 10
 
 Outcome = Literal["pass", "fail", "inconclusive"]
-# A producer's messages in a queue with one priority keep their order.
+# Queue, producer and group, priority: the messages that keep their order.
 _Stream = tuple[str, str, int]
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """What the checker found."""
+    """The counts of a checked history, and examples of its violations."""
 
     put: int = 0
     confirmed: int = 0
     refused: int = 0
-    # Puts that may or may not have happened.
+    # Puts without a known result.
     unknown: int = 0
     delivered: int = 0
     deliveries: int = 0
@@ -99,9 +102,9 @@ class Verdict(msgspec.Struct, kw_only=True):
 
 
 class Custody:
-    """Whether somebody has let go of a message, or still has to get it.
+    """Tells whether a message is settled or must still be delivered.
 
-    Events of one process come in their order, those of several may come in any.
+    The events of one process must arrive in order; events of several processes may interleave.
     """
 
     __slots__ = ("_given_at", "_tried_at", "is_acked")
@@ -109,11 +112,11 @@ class Custody:
     def __init__(self) -> None:
         self.is_acked = False
         self._given_at = -math.inf
-        # Acknowledgements that may have happened, by process and which of its deliveries it was.
+        # The times of acknowledgements that may have happened, by process and its delivery number.
         self._tried_at: dict[tuple[str, int], float] = {}
 
     def note(self, event: Event) -> None:
-        """A delivery of the message, or what became of an acknowledgement."""
+        """Record a delivery or an acknowledgement of the message."""
         held_as = (event.process, event.delivery)
         if event.op == "deliver":
             self._given_at = max(self._given_at, event.t)
@@ -124,18 +127,20 @@ class Custody:
         elif event.phase == "invoke":
             self._tried_at[held_as] = event.t
         else:
-            # Its beginning counts, if it is known: what is delivered after that was not done by it.
+            # The time of the attempt counts, if it is known: the acknowledgement cannot settle a
+            # delivery that happened after the attempt.
             self._tried_at.setdefault(held_as, event.t)
 
     @property
     def is_let_go(self) -> bool:
+        """Whether the message is settled: acknowledged, possibly with an unknown result."""
         return self.is_acked or any(t >= self._given_at for t in self._tried_at.values())
 
 
 class Outstanding:
-    """What was confirmed and nobody has let go of yet, in histories that are still being written.
+    """The confirmed messages that are not settled yet, in histories that are still being written.
 
-    Drained is when there is nothing of it: the verdict asks for the same.
+    The queues are drained when it is empty. `Checker.verdict` uses the same condition.
     """
 
     def __init__(self) -> None:
@@ -165,7 +170,7 @@ class Outstanding:
 
 
 class _Record:
-    """What is known about one message."""
+    """The state of one message."""
 
     __slots__ = (
         "confirmed",
@@ -188,14 +193,14 @@ class _Record:
 
 
 class Checker:
-    """Feed it events in the order of their times, then ask for the verdict."""
+    """A `Checker` takes events in the order of their times and then returns its verdict."""
 
     def __init__(
         self, *, sole_consumer: Collection[str] = (), replicated: Collection[str] = ()
     ) -> None:
-        # Queues with one consumer: there even what comes back comes in order.
+        # Queues with one consumer, where first deliveries are in order even if they are flagged.
         self._sole_consumer = frozenset(sole_consumer)
-        # Logical queues: neither order nor ids.
+        # Logical queues, where neither order nor message ids are checked.
         self._replicated = frozenset(replicated)
         self._records: dict[MessageKey, _Record] = {}
         self._first_seen: dict[_Stream, int] = {}
@@ -290,11 +295,15 @@ class Checker:
             self._say("out of order", event)
 
     def verdict(self, *, stored: Collection[MessageKey] | None) -> Verdict:
-        """The judgement. `stored`: what the store still holds; None: it could not be asked."""
+        """Return the result; `stored` has the keys of all messages in the store.
+
+        `stored` None means that the store could not be read. Call it once, after the last event.
+        """
         found = self._found
         held = None if stored is None else frozenset(stored)
         highest_ids: dict[_Stream, int] = {}
-        # Puts of one producer stand in the order of its numbers.
+        # The records of one producer are in the order of its numbers, because it assigns them in
+        # the order of its puts.
         for key, record in self._records.items():
             if record.confirmed and not record.custody.is_let_go:
                 if held is None or key in held:
@@ -333,7 +342,7 @@ def check(
     sole_consumer: Collection[str] = (),
     replicated: Collection[str] = (),
 ) -> Verdict:
-    """Judge a whole history."""
+    """Check a complete history, with the events in the order of their times."""
     checker = Checker(sole_consumer=sole_consumer, replicated=replicated)
     for event in events:
         checker.feed(event)

@@ -1,15 +1,17 @@
-"""What clients saw, written outside the system: the evidence that the checker judges.
+"""Histories: the events that clients record outside of the system, for the checker.
 
-One file of JSON lines per client process, append only. Times are CLOCK_MONOTONIC, which all
-processes of one machine share, so the files of a run merge into one history. Client processes
-are never killed, so a buffer that is flushed several times a second is safe enough; whoever may be
-killed flushes what it notes at once.
+Each client process appends JSON lines to a file of its own. Times are CLOCK_MONOTONIC, which all
+processes of a machine share, so that the files of a run merge into one history. Most client
+processes are never killed and flush their buffer several times a second. A process that the run may
+kill, such as a worker, flushes after each event.
 
-An operation begins with `invoke` and ends with `ok`, `fail` (it did not happen) or `info` (it may
-have happened: a timeout, a lost connection). A delivery is a single `ok`. Every acknowledgement is
-noted before it is tried, also one that nobody waits for, which then has no end: by that the checker
-tells what somebody is done with from what somebody held. What is given back is an `ack` that
-failed.
+An operation begins with `invoke` and ends with `ok`, `fail` or `info`. `fail` means that it did not
+happen. `info` means that it may have happened, as after a timeout or a lost connection. A delivery
+is a single `ok`.
+
+A client records every acknowledgement before it sends it. An acknowledgement without confirmation
+has no second event. The record lets the checker distinguish a handled message from a message that
+a consumer only held. A returned message is an `ack` that failed.
 """
 
 from __future__ import annotations
@@ -41,14 +43,15 @@ class Event(msgspec.Struct, omit_defaults=True):
     producer: str
     seq: int
     priority: int = 5
-    # 0: not known, as after a resend that turned out to be stored already.
+    # 0 means unknown, as after a put that was sent again and was stored already.
     message_id: int = 0
     epoch: int | None = None
     redelivered: bool = False
     payload_hash: str = ""
-    # Of a delivery: the message's group, whose order holds whoever consumes.
+    # For a delivery: the message's group, within which order holds for all consumers.
     group: str = ""
-    # Which of its process's deliveries this is, or acknowledges: one message may have several.
+    # The number of the delivery in its process, because one message may have several deliveries.
+    # An acknowledgement has the number of the delivery that it acknowledges.
     delivery: int = 0
 
     @property
@@ -56,17 +59,17 @@ class Event(msgspec.Struct, omit_defaults=True):
         return (self.queue, self.producer, self.seq)
 
 
-# Which message: its queue, who put it, and the how manieth of that producer it was.
+# A message: its queue, its producer, and its number at that producer.
 MessageKey = tuple[str, str, int]
 
 
 def payload_hash(payload: bytes) -> str:
-    """Short enough for every line, long enough that no damage goes unseen."""
+    """Return a 64-bit hash of a payload, which detects damage and keeps the lines short."""
     return hashlib.blake2b(payload, digest_size=8).hexdigest()
 
 
 class HistoryWriter:
-    """The history of one client process."""
+    """Writes the history of one client process."""
 
     def __init__(self, path: Path, process: str) -> None:
         self._file = path.open("ab", buffering=0)
@@ -89,7 +92,7 @@ class HistoryWriter:
         group: str | None = None,
         delivery: int = 0,
     ) -> None:
-        """Write down what happened just now."""
+        """Append an event with the current time; it stays in the buffer until `flush`."""
         event = Event(
             t=time.monotonic(),
             process=self._process,
@@ -112,7 +115,8 @@ class HistoryWriter:
 
     def flush(self) -> None:
         if self._buffer:
-            # One write of whole lines: whoever follows the file never sees half of one for long.
+            # One write of whole lines, so that a reader of the growing file rarely sees half a
+            # line.
             self._file.write(self._buffer)
             self._buffer.clear()
 
@@ -128,7 +132,7 @@ class HistoryWriter:
 
 
 class HistoryFollower:
-    """Reads a history while it is being written: each call gives what is new."""
+    """Reads a history while it is being written; each call of `news` returns the new events."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -137,6 +141,7 @@ class HistoryFollower:
         self._decoder = msgspec.json.Decoder(Event)
 
     def news(self) -> list[Event]:
+        """Return the events written since the last call; empty if the file does not exist yet."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -148,9 +153,9 @@ class HistoryFollower:
 
 
 def read_history(path: Path) -> Iterator[Event]:
-    """The events of one process, in the order in which they happened.
+    """Yield the events of one process in the order in which they happened.
 
-    A last line without its end is not an event yet: its writer is at it, or was killed there.
+    A last line without a newline is skipped: its process is still writing it, or was killed.
     """
     decoder = msgspec.json.Decoder(Event)
     with path.open("rb") as file:
@@ -160,5 +165,5 @@ def read_history(path: Path) -> Iterator[Event]:
 
 
 def merged(histories: Iterable[Iterable[Event]]) -> Iterator[Event]:
-    """The events of all processes in the order of their times."""
+    """Merge the events of all processes in the order of their times."""
     return merge(*histories, key=attrgetter("t"))

@@ -1,10 +1,10 @@
-"""How long messages waited by what clients saw, window by window, against what was promised.
+"""The waiting times that clients recorded, judged against an agreement window by window.
 
     history → a wait from the confirmation of a put to the first delivery → agreement.windows
 
-Nodes measure their waits themselves and the leader judges its agreements by them. This is the same
-judgement by the same law, from outside: who promises is not the only one who measures. A confirmed
-message that was never delivered has no wait here; the checker calls it lost or undrained.
+Nodes measure waits themselves, and the leader judges its agreements by those. This module applies
+the same rules to the clients' records, so that an error in the nodes' meters is found. A confirmed
+message that was never delivered has no wait here; the checker counts it as lost or undrained.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidegate.lab.history import Event, MessageKey
 
 
 def waits(events: Iterable[Event], queue: str) -> list[tuple[float, float]]:
-    """Of each message of a queue: when it was first delivered, and how long it had waited."""
+    """Return the time of the first delivery and the wait of each confirmed message of a queue."""
     confirmed: dict[MessageKey, float] = {}
     delivered: dict[MessageKey, float] = {}
     for event in events:
@@ -27,7 +27,7 @@ def waits(events: Iterable[Event], queue: str) -> list[tuple[float, float]]:
             confirmed[event.key] = event.t
         elif event.op == "deliver":
             delivered.setdefault(event.key, event.t)
-    # A delivery may come before the word that it is stored: then it waited for nothing.
+    # A delivery may come before the confirmation of the put; its wait is 0.
     return sorted(
         (at_s, max(at_s - confirmed[key], 0.0))
         for key, at_s in delivered.items()
@@ -38,7 +38,7 @@ def waits(events: Iterable[Event], queue: str) -> list[tuple[float, float]]:
 def judged_waits(
     events: Iterable[Event], agreement: Agreement, queue: str
 ) -> tuple[list[WindowVerdict], float]:
-    """Every window of an agreement by what clients of the queue saw, and the longest wait."""
+    """Return the verdict of every window of an agreement, and the longest wait in seconds."""
     seen = waits(events, queue)
     samples = [Sample(at_s=at_s, times={"wait": [(wait_s, 1.0)]}) for at_s, wait_s in seen]
     verdicts = [

@@ -1,4 +1,4 @@
-"""What the store holds, read past all nodes, as an operator would read it."""
+"""Reading the stored messages with SQL, without a node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidegate.lab.history import MessageKey
 
 
 def stored_messages(url: str) -> list[MessageKey]:
-    """Every message of the store: its queue as users know it, its producer and its number."""
+    """Return each stored message: its logical queue, its producer and its number."""
     with psycopg.connect(url, connect_timeout=5) as connection:
         rows = connection.execute(
             "select queue_name, message from message order by message_id"

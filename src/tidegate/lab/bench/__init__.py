@@ -1,1 +1,1 @@
-"""Benchmarks: what is measured, how it is checked, and what the figures mean."""
+"""Benchmarks of Tidegate, alone and beside other systems."""

@@ -1,9 +1,10 @@
-"""`tidegate bench alias`: what does it cost that messages go through a logical queue?
+"""`tidegate bench alias`: the cost of a logical queue compared with a plain queue.
 
-Strategy: one node; the same load as in `compare` goes in turn to a plain queue and to a logical one
-with one replica on that node, so that each pair of runs is seconds apart and a slow drift of the
-machine hits both alike. Who goes first alternates. The ratio is through/direct, pair by pair; its
-mean has Student's interval, and the lower end of that must be above the bar.
+One node gets the same load as in `compare`, in turn through a plain queue and through a logical
+queue with one replica on that node. The two runs of a pair are seconds apart, so that a slow drift
+of the machine affects both alike. The first run of a pair alternates. The report has the mean of
+through/direct over the pairs with Student's 95 % interval. The lower end of the interval must be
+above the bar.
 """
 
 from __future__ import annotations
@@ -35,40 +36,40 @@ THROUGH = msgspec.structs.replace(DIRECT, name="tidegate logical", settings={LOG
 
 
 class AliasOptions(msgspec.Struct, frozen=True):
-    """How many pairs, and how long each run is."""
+    """The number of pairs and the length of the runs."""
 
     pairs: int = 30
     seconds_per_run: float = 3.0
-    # Messages per run; None finds as many as make a run of the wanted length.
+    # Messages per run; None calibrates them so that a run takes `seconds_per_run`.
     messages: int | None = None
 
     @staticmethod
     def quick() -> AliasOptions:
-        """A short run that shows that it works, and no figure to quote."""
+        """Return options for a short run, whose figures are not meaningful."""
         return AliasOptions(pairs=2, messages=5_000)
 
 
 class AliasReport(BarredReport, frozen=True):
-    """Throughput through a logical queue, as a part of the direct one."""
+    """The throughput through a logical queue relative to a plain queue."""
 
     pairs: int
     messages_per_run: int
     through_per_s: float
     direct_per_s: float
     ratio: Estimate
-    # msg/s through it and direct, pair by pair.
+    # Messages per second through the logical queue and directly, for each pair.
     runs: list[tuple[float, float]]
-    # The share of the machine that processes of others took meanwhile.
+    # The share of the machine that other processes used during the run.
     taken_by_others: float
     environment: dict[str, str]
 
 
 def run_alias(options: AliasOptions, progress: Progress = lambda line: None) -> AliasReport:
-    """Measure in interleaved pairs."""
+    """Measure interleaved pairs and return the report."""
     processors = Processors()
     runs: list[tuple[float, float]] = []
     with tidegate_server() as server:
-        # Both are warm before anything counts.
+        # Warm up both queues before the runs that count.
         found = [_run(server.port, logical, CALIBRATION_MESSAGES) for logical in (True, False)]
         messages = options.messages or max(int(max(found) * options.seconds_per_run), 1000)
         while len(runs) < options.pairs:
@@ -90,8 +91,9 @@ def _run(port: int, logical: bool, messages: int) -> float:
 
 
 def build_report(runs: list[tuple[float, float]], messages: int, others: float) -> AliasReport:
+    """Build the report; its bar has no figure with fewer than `PAIRS_MIN` pairs."""
     ratio = estimate([through / direct for through, direct in runs])
-    # A few pairs bound nothing.
+    # With few pairs the interval is too wide to decide the bar.
     is_bound = ratio.half_width is not None and len(runs) >= PAIRS_MIN
     lower = ratio.mean - (ratio.half_width or 0.0) if is_bound else None
     return AliasReport(
@@ -108,7 +110,7 @@ def build_report(runs: list[tuple[float, float]], messages: int, others: float) 
 
 
 def render(report: AliasReport, console: Console) -> None:
-    """Print the figures, then the verdict."""
+    """Print the figures, then the bar."""
     table = Table(title=f"A logical queue with one replica, {report.pairs} interleaved pairs")
     for column in ("through the alias", "direct", "ratio, mean ± 95 %"):
         table.add_column(column, justify="right")

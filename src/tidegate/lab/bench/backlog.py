@@ -1,13 +1,16 @@
-"""`tidegate bench backlog`: does a queue slow down as it fills (the papers' queues did)?
+"""`tidegate bench backlog`: the throughput of a queue with a large backlog.
 
-Strategy: two servers, one with an empty queue, one whose queue holds the backlog. A producer
-process and a consumer process, the public API for single messages at both ends, move the same
-number of messages on either in turn. First in, first out: on the full queue the consumer eats
-the backlog from its front while the producer adds at its end, so as many wait afterwards as
-before. Throughput is that number over the time until both are done. Where the backlog exceeds
-the node's memory, what lies in memory is moved on first: measured is a queue whose messages come
-back from the store. The loaded node's memory is watched all the while, and must stay within its
-bound and a fixed allowance.
+The queues of the papers became slower as they filled. This benchmark checks that ours do not.
+
+Two servers run, one with an empty queue and one whose queue holds the backlog. A producer process
+and a consumer process put and take the same number of messages on each in turn, one message per
+call. On the full queue, the consumer takes from the front of the backlog while the producer adds
+at its end, so the backlog keeps its length. The throughput is the number of messages over the time
+until both processes are done.
+
+If the backlog exceeds the node's memory, the benchmark first moves as many messages as the memory
+holds. Then all further messages come from the store. The memory of the loaded node is sampled all
+the time, and must stay below its bound plus a fixed allowance.
 """
 
 from __future__ import annotations
@@ -43,26 +46,29 @@ Progress = Callable[[str], None]
 
 
 class BacklogOptions(msgspec.Struct, frozen=True):
-    """How much waits, and how long each run takes."""
+    """The lengths of the backlogs, and the number and length of the runs."""
 
     backlogs: Sequence[int] = (1_000_000, 5_000_000)
     rounds: int = 3
     seconds_per_run: float = 4.0
-    # Messages per run; None finds as many as make a run of the wanted length.
+    # Messages per run; None calibrates them so that a run takes `seconds_per_run`.
     messages: int | None = None
 
     @staticmethod
     def quick() -> BacklogOptions:
-        """A short run that shows that it works, and no figure to quote."""
+        """Return options for a short run, whose figures are not meaningful."""
         return BacklogOptions(backlogs=(20_000,), rounds=1, messages=10_000)
 
 
 class BacklogFailed(RuntimeError):
-    """Something is not where it should be after a run."""
+    """A queue has a wrong number of messages after a run, or a run took too long."""
 
 
 class BacklogReport(BarredReport, frozen=True):
-    """Medians; per backlog (as text, 0 for the empty queue measured in turn with it)."""
+    """Medians by backlog; the keys are the lengths of the backlogs as text.
+
+    `throughput_empty` and `rounds_empty` are of the empty queue, measured in turn with it.
+    """
 
     throughput: dict[str, float]
     throughput_empty: dict[str, float]
@@ -73,18 +79,18 @@ class BacklogReport(BarredReport, frozen=True):
     messages_per_run: int
     rounds: dict[str, list[float]]
     rounds_empty: dict[str, list[float]]
-    # The share of the machine that processes of others took meanwhile.
+    # The share of the machine that other processes used during the run.
     taken_by_others: float
     environment: dict[str, str]
 
 
 class _QueueUnderTest:
-    """A queue on a server of its own: which sequences are in it, and the node's memory."""
+    """A queue on its own server, with the sequence numbers in it and the node's peak memory."""
 
     def __init__(self, url: str, control: BlockingClient) -> None:
         self._url = url
         self._control = control
-        # Sequences below `taken` are gone, those up to `put` are in.
+        # The queue holds the sequence numbers from `_taken` up to, but without, `_put`.
         self._taken = 0
         self._put = 0
         self.memory_bytes_max = 0
@@ -94,14 +100,14 @@ class _QueueUnderTest:
         return self._put - self._taken
 
     def load(self, count: int) -> float:
-        """Put this many more as fast as they go; messages per second."""
+        """Put `count` messages as fast as possible and return messages per second."""
         (ended,) = self._run([Share("load", self._url, QUEUE, self._put, count)])
         self._put += count
         self._check()
         return count / ended.seconds
 
     def move(self, count: int) -> float:
-        """Put and take this many at the same time; messages per second."""
+        """Put and take `count` messages at the same time and return messages per second."""
         shares = [
             Share("take", self._url, QUEUE, self._taken, count),
             Share("put", self._url, QUEUE, self._put, count),
@@ -114,7 +120,10 @@ class _QueueUnderTest:
         return count / (max(one.ended_s for one in ended) - begun_s)
 
     def reach_the_store(self) -> int:
-        """Move as many as lie in memory, so that what comes next has to come from the store."""
+        """Move the messages that are in memory, so that all further ones come from the store.
+
+        Return their number, or 0 if the whole backlog is in memory.
+        """
         queue = self._control.stats(QUEUE).queue(QUEUE)
         assert queue is not None
         resident = queue.waiting - queue.waiting_in_store
@@ -140,7 +149,7 @@ class _QueueUnderTest:
             return self._watch(children)
 
     def _watch(self, children: Sequence[Child]) -> list[Ended]:
-        """Look at the node's memory until all have answered."""
+        """Sample the node's memory until all children have answered."""
         deadline = time.monotonic() + MEASUREMENT_SECONDS_MAX
         ended: list[Ended] = []
         for child in children:
@@ -161,7 +170,7 @@ class _QueueUnderTest:
         return self._control.stats().nodes[0].memory_bound_bytes
 
     def _check(self) -> None:
-        """What should wait does wait."""
+        """Raise `BacklogFailed` if the queue's length is not as expected."""
         queue = self._control.stats(QUEUE).queue(QUEUE)
         found = None if queue is None else queue.waiting + queue.unacknowledged
         if found != self.waiting:
@@ -178,7 +187,7 @@ def _queue_under_test() -> Iterator[_QueueUnderTest]:
 
 
 def run_backlog(options: BacklogOptions, progress: Progress = lambda line: None) -> BacklogReport:
-    """Fill, and measure full against empty in turn."""
+    """Fill a queue, measure it in turn with an empty one, and return the report."""
     rounds: dict[str, list[float]] = {}
     rounds_empty: dict[str, list[float]] = {}
     memory_mib: dict[str, float] = {}
@@ -225,7 +234,7 @@ def run_backlog(options: BacklogOptions, progress: Progress = lambda line: None)
 
 
 def _calibrate(queue: _QueueUnderTest, seconds: float) -> int:
-    """How many messages make a run of the wanted length; also the warm-up."""
+    """Return how many messages take the given seconds; also warms up the queue."""
     rate = queue.move(CALIBRATION_MESSAGES)
     rate = queue.move(int(rate))
     return max(CALIBRATION_MESSAGES, int(rate * seconds))
@@ -249,7 +258,7 @@ def _bars(ratio: dict[str, float], memory_mib: dict[str, float], bound_mib: floa
 
 
 def render(report: BacklogReport, console: Console) -> None:
-    """Print the figures, then the verdicts."""
+    """Print the figures, then the bars."""
     table = Table(title=f"A queue as it fills, {report.messages_per_run:,} messages per run")
     for column in ("waiting", "msg/s", "msg/s empty", "ratio", "node MiB", "loaded at"):
         table.add_column(column, justify="right")

@@ -1,9 +1,11 @@
-"""One process of the backlog benchmark: `python -m tidegate.lab.bench.backlog_process <share>`.
+"""One process of the backlog benchmark.
 
-Strategy: a loader fills the queue with `put_many`. A producer and a consumer use the public API
-for single messages, as in the comparison with peers. Messages carry their sequence, and the
-consumer expects them without a gap from where the one before it stopped: that a long queue stays
-first in, first out is checked with every message.
+    python -m tidegate.lab.bench.backlog_process <BacklogShare as JSON>
+
+A loader fills the queue with `put_many`. A producer and a consumer put and take single messages, as
+in the comparison with other brokers. Messages carry sequence numbers. The consumer expects them
+without a gap from the number at which the previous consumer stopped. So every message checks that a
+long queue stays first in, first out.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _SEQUENCE = struct.Struct("<Q")
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What one process does: these sequences, put or taken."""
+    """The task of one process: a role and a range of sequence numbers."""
 
     role: Literal["load", "put", "take"]
     url: str
@@ -41,7 +43,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """When it began and ended, on the clock that all processes share."""
+    """The start and the end of a task on the monotonic clock, which all processes share."""
 
     begun_s: float
     ended_s: float
@@ -52,7 +54,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 async def work(share: Share) -> Ended:
-    """Connect, wait for the word, do it."""
+    """Connect, wait for a line from the parent, and do the task."""
     async with tidegate.connect(share.url) as mq:
         answer("ready")
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
@@ -69,7 +71,7 @@ async def work(share: Share) -> Ended:
 async def _load(mq: tidegate.Client, share: Share) -> None:
     end = share.first + share.count
     starts = iter(range(share.first, end, MESSAGES_PER_PUT))
-    # Turns are taken in order, so the queue holds the sequences in order.
+    # The tasks share the iterator and each puts at once, so the queue has the numbers in order.
 
     async def load() -> None:
         for start in starts:

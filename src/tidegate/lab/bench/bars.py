@@ -1,4 +1,4 @@
-"""Bars: what must hold, the figure that decides it, and whether it does."""
+"""Bars: requirements on measurements, and whether they are met."""
 
 from __future__ import annotations
 
@@ -8,30 +8,34 @@ import msgspec
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """One promise of the issue, and whether the figures keep it."""
+    """A requirement of the issue: a measured figure and its limit.
+
+    By default the figure must be at least `limit`, with `at_most` at most. None for `figure` or
+    `limit` means that it was not measured.
+    """
 
     bar: str
     figure: float | None
     limit: float | None
     unit: str
     at_most: bool = False
-    # A stricter or a like-for-like reading that the issue does not ask for.
+    # True for a stricter or like-for-like requirement that the issue does not have.
     beyond_the_issue: bool = False
-    # Half the width of the figure's 95 % interval, where chance is to be told from an effect.
+    # Half the width of the figure's 95 % interval; the limit must lie outside of the interval.
     half_width: float | None = None
-    # Equal to the limit is not enough.
+    # True if a figure equal to the limit does not meet the bar.
     strict: bool = False
 
     @property
     def distinguishable(self) -> bool:
-        """Whether the limit lies outside the figure's interval; without one, it is as it is."""
+        """Whether the limit lies outside the figure's interval; True without an interval."""
         if self.figure is None or self.limit is None or self.half_width is None:
             return True
         return abs(self.figure - self.limit) > self.half_width
 
     @property
     def met(self) -> bool | None:
-        """Whether it holds, and not by chance; None when it was not measured."""
+        """Whether the bar is met, and not by chance; None if it was not measured."""
         if self.figure is None or self.limit is None:
             return None
         holds = self.figure <= self.limit if self.at_most else self.figure >= self.limit
@@ -41,14 +45,14 @@ class Bar(msgspec.Struct, frozen=True):
 
     @property
     def sign(self) -> str:
-        """How the figure has to stand to the limit; one with an interval has to be clear of it."""
+        """The required relation of the figure to the limit; strict if there is an interval."""
         if self.strict or self.half_width is not None:
             return "<" if self.at_most else ">"
         return "≤" if self.at_most else "≥"
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The result as text."""
         if self.met is None:
             return "not measured"
         if not self.distinguishable:
@@ -57,7 +61,7 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class BarredReport(msgspec.Struct, frozen=True):
-    """What a benchmark found, as far as it is judged."""
+    """A benchmark's report with bars."""
 
     bars: list[Bar]
 
@@ -66,7 +70,7 @@ class BarredReport(msgspec.Struct, frozen=True):
         return all(bar.met for bar in self.bars)
 
     def as_json(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
+        """Return the report as JSON values, with the result of each bar."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         for bar, struct in zip(plain["bars"], self.bars, strict=True):
             bar["met"] = struct.met

@@ -1,8 +1,8 @@
-"""A child process of a measurement that talks in lines of JSON.
+"""Child processes that exchange lines of JSON with their parent.
 
-Strategy: the parent says something, the child answers with one line. A child that fails, falls
-silent or dies ends the measurement with the end of what it complained about; leaving the block
-ends every child. A child whose parent is gone reads the end of its input and ends by itself.
+The parent writes a line, and the child answers with one line. If a child fails or does not answer
+in time, the parent gets `ChildFailed` with the end of the child's standard error. The child ends
+when the parent leaves the block. A child whose parent died reads the end of its input and ends too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ChildFailed(RuntimeError):
 
 
 class Child:
-    """`python -m module arguments…`, with a conversation over its input and output."""
+    """A process `python -m module arguments…` that answers lines of JSON; use it with `with`."""
 
     def __init__(self, module: str, arguments: Sequence[str] = ()) -> None:
         self._module = module
@@ -41,7 +41,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            # Ctrl-C is for the parent, which then ends its children by their ids.
+            # Only the parent handles Ctrl-C; it then ends its children by their ids.
             start_new_session=True,
         )
         self._received = b""
@@ -60,7 +60,7 @@ class Child:
         trace: TracebackType | None,
     ) -> None:
         if kind is None:
-            # It ends by itself when its input does.
+            # The child ends by itself when its input ends.
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 assert self._process.stdin is not None
                 self._process.stdin.close()
@@ -75,6 +75,7 @@ class Child:
         self._stderr.close()
 
     def say(self, what: object) -> None:
+        """Write one line of JSON; raise `ChildFailed` if the child has ended."""
         stdin = self._process.stdin
         assert stdin is not None
         try:
@@ -85,16 +86,19 @@ class Child:
             raise self._failure(f"ended with {self._process.returncode}") from None
 
     def hear(self, kind: type[Answer], timeout_s: float) -> Answer:
-        """Its next answer."""
+        """Return the child's next answer, decoded as `kind`.
+
+        `ChildFailed` means that the child ended or did not answer within `timeout_s`.
+        """
         return msgspec.json.decode(self._next_line(time.monotonic() + timeout_s), type=kind)
 
     def check(self) -> None:
-        """Raise if it has ended."""
+        """Raise `ChildFailed` if the child has ended."""
         if self._process.poll() is not None:
             raise self._failure(f"ended with {self._process.returncode}")
 
     def has_answered(self, wait_s: float) -> bool:
-        """Whether an answer, or its end, has come within this time."""
+        """Wait up to `wait_s` and return whether the child has answered or ended."""
         if b"\n" in self._received:
             return True
         stdout = self._process.stdout
@@ -127,10 +131,10 @@ class Child:
 
 
 def answer(what: object) -> None:
-    """In the child: answer the parent."""
+    """Answer the parent; called in the child."""
     left = memoryview(msgspec.json.encode(what) + b"\n")
-    # With PYTHONUNBUFFERED there is no buffer that would see to the rest: a write of more than a
-    # pipe holds may end early, and half an answer looks like none.
+    # With PYTHONUNBUFFERED there is no buffer, and a write of more than a pipe holds may be
+    # partial. The parent would wait for the rest of the line.
     while left:
         left = left[sys.stdout.buffer.write(left) :]
     sys.stdout.buffer.flush()

@@ -1,8 +1,8 @@
-"""`tidegate bench clients`: does throughput hold as clients come (Telesto's figure 5.8)?
+"""`tidegate bench clients`: the throughput by number of clients (Telesto's figure 5.8).
 
-Strategy: 9, 90 and 270 connected clients of Telesto's mix, each count on a fresh server, all
-counts in turn within a round, so a slow drift of the machine hits all alike. Medians over the
-rounds; what counts is the throughput at the most clients over the best of all.
+Telesto's mix runs with 9, 90 and 270 connected clients, each time on a fresh server. A round runs
+all three, so that a slow drift of the machine affects them alike. The bar compares the median
+throughput with the most clients to the highest median.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Progress = Callable[[str], None]
 
 
 class ClientsOptions(msgspec.Struct, frozen=True):
-    """How many, how long, how often."""
+    """The numbers of clients, and the length and number of the runs."""
 
     counts: Sequence[int] = (9, 90, 270)
     rounds: int = 3
@@ -35,25 +35,25 @@ class ClientsOptions(msgspec.Struct, frozen=True):
 
     @staticmethod
     def quick() -> ClientsOptions:
-        """A short run that shows that it works, and no figure to quote."""
+        """Return options for a short run, whose figures are not meaningful."""
         return ClientsOptions(counts=(9, 18), rounds=1, seconds=1.0, warm_up_s=0.3)
 
 
 class ClientsReport(BarredReport, frozen=True):
-    """Medians per number of clients."""
+    """Medians by number of clients."""
 
     messages_per_s: dict[str, float]
     packets_per_s: dict[str, float]
     put_ms: dict[str, float]
     of_peak: float
     rounds: dict[str, list[float]]
-    # The largest share of the machine that processes of others took during a run.
+    # The largest share of the machine that other processes used during a run.
     taken_by_others: float
     environment: dict[str, str]
 
 
 def run_clients(options: ClientsOptions, progress: Progress = lambda line: None) -> ClientsReport:
-    """Measure every count in interleaved rounds."""
+    """Measure all numbers of clients in interleaved rounds and return the report."""
     plan = Plan(options.seconds, repeats_min=1, repeats_max=1, warm_up_s=options.warm_up_s)
     trials: dict[int, list[Trial]] = {count: [] for count in options.counts}
     for round_number in range(1, options.rounds + 1):
@@ -83,7 +83,7 @@ def run_clients(options: ClientsOptions, progress: Progress = lambda line: None)
 
 
 def render(report: ClientsReport, console: Console) -> None:
-    """Print the figures, then the verdict."""
+    """Print the figures, then the bar."""
     table = Table(title="Telesto's mix by number of clients (medians)")
     for column in ("clients", "msg/s", "packets/s", "put ms", "rounds"):
         table.add_column(column, justify="right")

@@ -1,10 +1,17 @@
-"""Tidegate and its peers, measured in one run on one machine.
+"""The comparison of Tidegate with other brokers, in one run on one machine.
 
-Strategy: rounds, and in each round every server in turn, started fresh and alone, so that nobody
-idles beside the one being measured and slow drifts of the machine hit all alike. The first round
-finds how many messages make a run of the wanted length (short runs that also warm up). Medians
-over the rounds are what the report says. Each measurement is bounded in messages and in time,
-and a contender that fails is reported as failed, not left out.
+Theory of operation
+
+A run has several rounds. In each round every server is started fresh, measured alone, and stopped.
+No other server then takes processor time, and a slow drift of the machine affects all systems
+alike.
+
+In the first round, short runs find how many messages take the requested time; they also warm up
+the server. Each further run uses this number of messages. The report has the medians over the
+rounds. Every measurement is limited in messages and in time.
+
+A system whose server is not installed is reported as skipped. A system that fails is reported as
+failed and takes no part in later rounds.
 """
 
 from __future__ import annotations
@@ -44,11 +51,11 @@ Progress = Callable[[str], None]
 
 
 class CompareOptions(msgspec.Struct, frozen=True):
-    """What to measure, and for how long."""
+    """The systems to measure, and the length of the runs."""
 
     only: Sequence[str] = ()
     repeat: int = 3
-    # A fixed number of messages for every system; None finds one per system by calibration.
+    # Messages per run for every system; None finds a number for each system by calibration.
     messages: int | None = None
     seconds_per_run: float = 4.0
     messages_max: int = 1_000_000
@@ -56,7 +63,7 @@ class CompareOptions(msgspec.Struct, frozen=True):
     latency_seconds: float = 10.0
 
     def contenders(self) -> list[Contender]:
-        """The chosen systems, or a sentence about a name that is none."""
+        """Return the chosen systems, or raise `ValueError` for an unknown name."""
         for name in self.only:
             if name not in CONTENDERS:
                 raise ValueError(
@@ -76,7 +83,7 @@ def run_compare(options: CompareOptions, progress: Progress = lambda line: None)
 
 @contextlib.contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """Turn SIGTERM into KeyboardInterrupt, so that servers are stopped on it as well."""
+    """Turn SIGTERM into KeyboardInterrupt, so that SIGTERM stops the servers too."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -168,7 +175,7 @@ class _Comparison:
             self._progress(f"round {round_number}: {name} FAILED: {failure}")
 
     def _calibrate(self, contender: Contender, port: int) -> int:
-        """How many messages make a run of the wanted length."""
+        """Return how many messages take `seconds_per_run`."""
         messages_max = self._options.messages_max
         messages = CALIBRATION_MESSAGES
         while True:
@@ -180,7 +187,7 @@ class _Comparison:
 
 
 def describe_machine() -> dict[str, str]:
-    """What the figures depend on beside the systems themselves."""
+    """Return the properties of the machine on which measurements depend."""
     return {
         "cores": str(os.cpu_count()),
         "python": platform.python_version(),
@@ -190,7 +197,7 @@ def describe_machine() -> dict[str, str]:
 
 
 def _filesystem_of(folder: Path) -> str:
-    """The type of filesystem a folder is on: on tmpfs a flush to disk costs nothing."""
+    """Return the filesystem type of a folder; on tmpfs a flush to disk costs nothing."""
     best_mount, best_type = "", "unknown"
     mounts = Path("/proc/mounts")
     if not mounts.exists():
@@ -198,7 +205,7 @@ def _filesystem_of(folder: Path) -> str:
     for line in mounts.read_text().splitlines():
         _, mount, filesystem, *_ = line.split()
         inside = folder.resolve().is_relative_to(mount)
-        # Of equal mounts the later one covers the earlier.
+        # Of two mounts at the same place, the later one covers the earlier one.
         if inside and len(mount) >= len(best_mount):
             best_mount, best_type = mount, filesystem
     return best_type
@@ -226,7 +233,10 @@ def _options_from(arguments: Sequence[str]) -> tuple[CompareOptions, bool]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compare from a command line; not 0 when a system failed."""
+    """Run a comparison from the command line and return its exit code.
+
+    1 means that a system failed, and 2 that the options name an unknown system.
+    """
     options, as_json = _options_from(arguments)
     try:
         options.contenders()

@@ -1,7 +1,7 @@
-"""What a comparison found: figures, ratios, and which bars are met.
+"""The report of a comparison: medians, ratios, and bars.
 
-Strategy: the report is built from medians only. A bar says what must hold in words, the figure
-that decides it, and the limit; a bar whose systems were not measured is left open, never met.
+The report is built from medians over the rounds only. A bar whose systems were not measured has no
+figure and is never met.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PIKA = ("rabbitmq pika classic", "rabbitmq pika quorum")
 
 
 class CompareReport(BarredReport, frozen=True):
-    """Medians of all rounds; the rounds themselves are kept for whoever doubts a median."""
+    """The medians of all rounds, with the rounds themselves."""
 
     throughput: dict[str, float]
     latency_ms_at_2000_per_s: dict[str, Latency]
@@ -45,7 +45,7 @@ def build_report(
     notes: Sequence[str],
     environment: Mapping[str, str],
 ) -> CompareReport:
-    """Medians, ratios and verdicts from the figures of all rounds."""
+    """Build the report of a comparison from the measurements of all rounds."""
     throughput = {name: statistics.median(figures) for name, figures in rounds.items() if figures}
     latency = {name: _median_latency(found) for name, found in latency_rounds.items() if found}
     return CompareReport(
@@ -73,7 +73,10 @@ def _median_latency(found: Sequence[Latency]) -> Latency:
 
 
 def _ratios(throughput: Mapping[str, float]) -> dict[str, float]:
-    """Ours over each peer's: alike with alike, so the lone put is set against pika's."""
+    """Return Tidegate's throughput over that of each peer.
+
+    pika puts one message at a time, so it is compared with Tidegate's single puts.
+    """
     ratios: dict[str, float] = {}
     for peer, figure in throughput.items():
         if CONTENDERS[peer].is_ours:
@@ -85,7 +88,7 @@ def _ratios(throughput: Mapping[str, float]) -> dict[str, float]:
 
 
 def _fastest(throughput: Mapping[str, float], names: Sequence[str]) -> float | None:
-    # A missing queue type might have been the faster one, so there is no answer without it.
+    # A queue type that was not measured might be the fastest, so None without it.
     if any(name not in throughput for name in names):
         return None
     return max(throughput[name] for name in names)
@@ -126,7 +129,7 @@ def _latency_bars(latency: Mapping[str, Latency]) -> list[Bar]:
         )
 
     bars = []
-    # The raw client is the stricter reading; aio-pika compares a Python client with a Python one.
+    # The raw client is the stricter comparison; aio-pika is a Python client like ours.
     for (classic, quorum), beyond in ((RAW, False), (AIO_PIKA, True)):
         bars += [
             bar("confirm p50", classic, lambda found: found.confirm_p50, beyond),

@@ -1,4 +1,4 @@
-"""The comparison as tables: figures first, then the bars and whether they are met."""
+"""Tables of a comparison: measurements first, then the bars."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidegate.lab.bench.compare_report import CompareReport
 
 
 def render(report: CompareReport, console: Console) -> None:
-    """Print the whole report."""
+    """Print a report as tables, with skipped and failed systems below."""
     console.print(_throughput_table(report))
     if report.latency_ms_at_2000_per_s:
         console.print(_latency_table(report))
@@ -57,7 +57,7 @@ def _latency_table(report: CompareReport) -> Table:
 
 
 def bar_table(bars: Sequence[Bar]) -> Table:
-    """What was promised, and whether it holds."""
+    """Return a table of bars with their limits and results."""
     table = Table(title="Bars")
     table.add_column("bar")
     table.add_column("wanted", justify="right")

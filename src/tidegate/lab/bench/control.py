@@ -1,11 +1,14 @@
-"""`tidegate bench control`: how long is one step of control, and how does that grow?
+"""`tidegate bench control`: the time of a control step, and its growth with the replicas.
 
-Strategy: a logical queue with so many replicas on ten nodes, each node's numbers as the JSON that
-its stats verb sends. One step is everything that the leader's processor does in a period: decode,
-rates, upkeep, the law's decision. Counters move between steps as they would under load, so nothing
-comes from a cache; one step in ten also has an owner that changed. Counted is processor time, which
-others on the machine do not lengthen much; the time on the clock stands beside it. What the store
-and the network take is not in it: the leader waits for those and serves others meanwhile.
+The benchmark simulates a logical queue whose replicas are on ten nodes, with each node's stats as
+the JSON that the node would send. One step is all that the leader's processor does in a period:
+decode the stats, compute rates, reconcile the topology, and decide by the scaling law. The counters
+change between steps as under load, so that no result comes from a cache. In one step of ten, a
+queue also changes its owner.
+
+The bars use processor time, which other processes on the machine hardly change. The report has the
+elapsed time too. The time of the store and the network is left out, because the leader does other
+work while it waits for them.
 """
 
 from __future__ import annotations
@@ -45,18 +48,18 @@ from tidegate.telemetry.numbers import (
 
 STEP_MS_MAX = 50.0
 REPLICAS = 1000
-# The slope of log(time) over log(replicas): 1 is linear, 2 is square.
+# The largest slope of log(time) over log(replicas): 1 is linear, 2 is quadratic.
 EXPONENT_MAX = 1.2
 _ALIAS_ID = 1
 _NODES = 10
 _CONSUMERS = 2
-# As a histogram of a busy queue travels.
+# A busy queue's histogram as the stats contain it.
 _BUSY = Durations(1000, 4.0, 3.0, 9.0, 14.0, 30.0, [(0.001 * 2**i, 60) for i in range(14)], 4.0)
 Progress = Callable[[str], None]
 
 
 class ControlOptions(msgspec.Struct, frozen=True):
-    """How many replicas, and how many steps of each."""
+    """The numbers of replicas, the steps for each, and the scaling policies."""
 
     replicas: Sequence[int] = (125, 250, 500, 1000, 2000)
     steps: int = 40
@@ -68,37 +71,38 @@ class ControlOptions(msgspec.Struct, frozen=True):
 
     @staticmethod
     def quick() -> ControlOptions:
-        """A short run that shows that it works, and no figure to quote."""
+        """Return options for a short run, whose figures are not meaningful."""
         return ControlOptions(replicas=(50, 100, 200), steps=5)
 
 
 class Step(msgspec.Struct, frozen=True):
-    """The time of one step with so many replicas."""
+    """The time of one step under one policy with a number of replicas."""
 
     policy: str
     replicas: int
-    # Of the processor.
+    # Processor time.
     median_ms: float
     p95_ms: float
-    # What a step costs when nobody else wants the caches: growth is told by these.
+    # The fastest step, least disturbed by other processes' use of the caches; the growth exponent
+    # is computed from it.
     fastest_ms: float
     us_per_replica: float
-    # On the clock.
+    # Elapsed time.
     clock_median_ms: float
 
 
 class ControlReport(BarredReport, frozen=True):
-    """What a step takes, and how that grows."""
+    """The times of the steps and their growth."""
 
     steps: list[Step]
-    # By policy.
+    # The growth exponent by policy.
     exponents: dict[str, float]
     taken_by_others: float
     environment: dict[str, str]
 
 
 def run_control(options: ControlOptions, progress: Progress = lambda line: None) -> ControlReport:
-    """Measure every size under every policy."""
+    """Measure every number of replicas under every policy and return the report."""
     processors = Processors()
     steps, exponents = [], {}
     with _collecting_as_a_node_does():
@@ -135,7 +139,7 @@ def run_control(options: ControlOptions, progress: Progress = lambda line: None)
 
 @contextlib.contextmanager
 def _collecting_as_a_node_does() -> Iterator[None]:
-    """cli/serving.py says why."""
+    """Set the garbage collector as a node does; cli/serving.py gives the reason."""
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
@@ -147,11 +151,14 @@ def _collecting_as_a_node_does() -> Iterator[None]:
 
 
 def measure(policy: ScalingPolicy, sizes: Sequence[int], steps: int) -> list[Step]:
-    """The time of a step at each size, of many; in turn, so that others disturb all alike."""
+    """Measure the steps of each number of replicas.
+
+    The sizes take turns, so that other processes disturb all of them alike.
+    """
     plants = [Plant(policy, replicas) for replicas in sizes]
     taken_ms: list[list[float]] = [[] for _ in plants]
     clock_ms: list[list[float]] = [[] for _ in plants]
-    # The first has no rates yet.
+    # One step more, because the first has no rates yet and is left out.
     for number in range(steps + 1):
         for plant, taken, clock in zip(plants, taken_ms, clock_ms, strict=True):
             answers = plant.answers(number)
@@ -183,7 +190,7 @@ def _summed_up(
 
 
 class Plant:
-    """A logical queue of so many replicas, and what steers it."""
+    """A simulated logical queue with its sensor and its autoscaler."""
 
     def __init__(self, policy: ScalingPolicy, replicas: int) -> None:
         self._random = random.Random(replicas)
@@ -213,7 +220,7 @@ class Plant:
         self._autoscaler = Autoscaler(scaling)
 
     def answers(self, number: int) -> list[bytes]:
-        """What each node says in a period."""
+        """Return each node's stats as JSON for one period."""
         if number % 10 == 9:
             self._epochs[-1] += 1
         queues: list[list[QueueNumbers]] = [[] for _ in range(_NODES)]
@@ -253,7 +260,7 @@ class Plant:
         )
 
     def step(self, answers: list[bytes], now: float) -> Decision:
-        """All that the leader's processor does in a period."""
+        """Run one control step from the nodes' stats, as the leader does."""
         nodes = [msgspec.json.decode(answer, type=ClusterLook).nodes[0] for answer in answers]
         topology, sensor = self._topology, self._sensor
         sensor.take(ClusterLook(nodes), [topology], now)
@@ -305,14 +312,14 @@ def _node(member_id: int, queues: list[QueueNumbers], second: int) -> NodeNumber
 
 
 def exponent(points: list[tuple[int, float]]) -> float:
-    """The slope of log(time) over log(size), by least squares."""
+    """Return the slope of log(time) over log(size) by least squares."""
     x = [math.log(size) for size, _ in points]
     y = [math.log(taken) for _, taken in points]
     return statistics.linear_regression(x, y).slope
 
 
 def render(report: ControlReport, console: Console) -> None:
-    """Print the figures, then the verdict."""
+    """Print the figures, then the bars."""
     table = Table(title="One step of control: decode, sense, keep up, decide (processor time)")
     for column in (
         *("policy", "replicas", "median, ms", "p95, ms", "µs per replica"),

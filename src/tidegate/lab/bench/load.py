@@ -1,14 +1,26 @@
-"""Load on a running node: producers and consumers as processes of their own, and what came of it.
+"""A load generator: producers and consumers as processes that count every message.
 
-Strategy: every message carries its producer's number, its sequence and when it was put, so that
-the far end knows which came, which came twice, and how long each took (one monotonic clock for
-all processes of a machine). Producers put through the public API, a future per message, open loop
-at a rate or as many in flight as allowed. What was confirmed and never handled is lost; it is
-counted, not assumed. Needs nothing beyond what Tidegate itself needs.
+Theory of operation
 
-A member of the crew is `python -m tidegate.lab.bench.load <duty as JSON>`. It says `ready`, works
-from `go` on, a consumer until `stop`, and prints its outcome as its last line. When its stdin ends
-without that, whoever started it is gone, and it ends as well.
+The parent (`LoadProcesses`) starts one process per producer and consumer:
+
+    python -m tidegate.lab.bench.load <LoadTask as JSON>
+
+A process connects, a consumer also subscribes, and then the process prints `ready`. When all are
+ready, the parent writes `go` to each. A producer works until the end of its last phase, a consumer
+until the parent writes `stop`. A process prints its result as its last line. If its standard input
+ends earlier, its parent is gone, and the process ends too.
+
+Every message carries the number of its producer, its sequence number and the time of its put. The
+consumers therefore know which messages arrived, which arrived twice, and how long each took. All
+processes of a machine share one monotonic clock.
+
+Producers put through the public API with one future per message. With a rate they put at that rate
+regardless of the answers, up to `in_flight_max` messages in flight. Without a rate they keep
+`in_flight_max` messages in flight.
+
+A confirmed message that no consumer handled is lost, if the queue was empty at the end. A failed
+put is in neither count, because it may or may not be stored.
 """
 
 from __future__ import annotations
@@ -38,7 +50,7 @@ _HEAD = struct.Struct("<IQq")
 SIZE_BYTES_MIN = _HEAD.size
 _TICK_S = 0.002
 _START_S_MAX = 20.0
-# A node may be started again meanwhile; one that has gone for good ends the load.
+# Long enough for the restart of a node; if the node does not return, the load fails.
 _RECONNECT_S = 15.0
 _DELETE_S_MAX = 5.0
 
@@ -46,16 +58,16 @@ Progress = Callable[[str], None]
 
 
 class LoadFailed(TidegateError):
-    """A member of the crew did not do its work."""
+    """A process of the load failed."""
 
     name = "LOAD_FAILED"
 
 
-# What one process does, and what it found
+# The task of one process, and its result
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """A stretch of time at one rate; no rate is as fast as it goes."""
+    """A period at one rate, from the start of the load; rate `None` means as fast as possible."""
 
     begin_s: float
     end_s: float
@@ -63,41 +75,42 @@ class Phase(msgspec.Struct, frozen=True):
 
 
 class Duty(msgspec.Struct, frozen=True, kw_only=True):
-    """One process's share."""
+    """The task of one process."""
 
     role: Literal["produce", "consume"]
     url: str
     queue: str
     name: str | None = None
-    # Of a producer
+    # For a producer
     number: int = 0
     size_bytes: int = 256
     phases: Sequence[Phase] = ()
     in_flight_max: int = 1000
-    # Of a consumer
+    # For a consumer
     prefetch: int = 200
     service_s: float = 0.0
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """What one process did."""
+    """The result of one process."""
 
     put: int = 0
     confirmed: int = 0
-    # Sequences whose put failed: whether they are stored is not known.
+    # Sequence numbers of failed puts, which may or may not be stored.
     failed: list[int] = []
     begun_ns: int = 0
     ended_ns: int = 0
     handled: int = 0
-    # A bit for each sequence that came, by producer, base64.
+    # By producer: a bitmap of the sequence numbers that arrived, as base64.
     seen: dict[int, str] = {}
-    # From put to confirm, or from put to the handler: upper bound in seconds and count.
+    # Histogram from put to confirmation (producer) or from put to handler (consumer): the upper
+    # bound of each bucket in seconds, and its count.
     latency: list[tuple[float, int]] = []
     latency_max_s: float = 0.0
 
 
 class Sequences:
-    """Which sequences of each producer have come."""
+    """The sequence numbers of each producer that have arrived."""
 
     def __init__(self) -> None:
         self._bits: dict[int, bytearray] = defaultdict(bytearray)
@@ -113,7 +126,7 @@ class Sequences:
         bits[byte] |= bit
 
     def add_all(self, seen: dict[int, str]) -> None:
-        """Join what another process has seen; what both saw came twice."""
+        """Add the sequence numbers of another process; a number that both have is a repeat."""
         for producer, text in seen.items():
             theirs = int.from_bytes(base64.b64decode(text), "little")
             ours = int.from_bytes(self._bits[producer], "little")
@@ -124,7 +137,10 @@ class Sequences:
             )
 
     def missing(self, producer: int, count: int, except_for: Sequence[int]) -> int:
-        """How many of the first `count` sequences never came."""
+        """Return how many of the first `count` sequence numbers never arrived.
+
+        The numbers in `except_for` are not counted.
+        """
         wanted = (1 << count) - 1
         for sequence in except_for:
             wanted &= ~(1 << sequence)
@@ -135,7 +151,7 @@ class Sequences:
 
 
 class _Producer:
-    """Puts at the rate of the phase, never more in flight than allowed."""
+    """Puts at the rate of the current phase, with at most `in_flight_max` messages in flight."""
 
     def __init__(self, duty: Duty, mq: tidegate.Client) -> None:
         self._duty = duty
@@ -176,7 +192,8 @@ class _Producer:
                 self._put_one()
                 sent += 1
             if sent < due:
-                # Held up: the rate counts from now on, nobody catches up in a burst.
+                # The limit in flight was reached. Restart the schedule from now: a burst of late
+                # messages would not be the offered rate.
                 await self._wait_for_room()
                 begun, sent = time.monotonic(), 0
             else:
@@ -206,7 +223,7 @@ class _Producer:
 
 
 class _Consumer:
-    """Handles and acknowledges message by message, each as slowly as its duty says."""
+    """Handles and acknowledges one message at a time, with a pause of `service_s` for each."""
 
     def __init__(self, duty: Duty) -> None:
         self._service_s = duty.service_s
@@ -271,19 +288,22 @@ async def _until_done_or_alone(work: asyncio.Task[None], stdin: asyncio.StreamRe
         work.result()
 
 
-# The crew, from outside
+# The parent's side
 
 
 class Crew:
-    """The processes of one load."""
+    """The processes of one load, controlled over their standard input and output."""
 
     def __init__(self, complaints: IO[bytes] | None = None) -> None:
-        # Where their stderr goes; None is ours.
+        # The file for their standard error; None: the parent's.
         self._complaints = complaints
         self._processes: list[tuple[Duty, asyncio.subprocess.Process]] = []
 
     async def start(self, duties: Sequence[Duty]) -> None:
-        """Start them, and return when all are connected and, if they consume, subscribed."""
+        """Start the processes; return when all are connected and the consumers are subscribed.
+
+        `LoadFailed` means that a process ended before it was ready.
+        """
         for duty in duties:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "tidegate.lab.bench.load"),
@@ -291,9 +311,9 @@ class Crew:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=self._complaints,
-                # Outcomes are one line, however much was seen.
+                # A result is one line, and its bitmaps can be large.
                 limit=256 * 1024 * 1024,
-                # Ctrl-C is for the one who leads.
+                # Only the parent handles Ctrl-C; it then ends its children.
                 start_new_session=True,
             )
             self._processes.append((duty, process))
@@ -304,15 +324,15 @@ class Crew:
                     raise LoadFailed("a process of the load did not start; it said why above")
 
     def go(self) -> None:
-        """Everybody begins."""
+        """Tell all processes to begin."""
         self._tell(b"go\n", ("produce", "consume"))
 
     async def produced(self) -> list[tuple[Duty, Outcome]]:
-        """What the producers did, once they are through."""
+        """Wait for the producers and return their results."""
         return await self._outcomes("produce")
 
     async def consumed(self) -> list[tuple[Duty, Outcome]]:
-        """Stop the consumers, and hear what they did."""
+        """Stop the consumers and return their results."""
         self._tell(b"stop\n", ("consume",))
         return await self._outcomes("consume")
 
@@ -333,7 +353,7 @@ class Crew:
         return outcomes
 
     async def end(self) -> None:
-        """Nobody is left, whatever happened."""
+        """Kill all processes that still run."""
         for _, process in self._processes:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -345,7 +365,7 @@ class Crew:
 async def crew_of(
     duties: Sequence[Duty], complaints: IO[bytes] | None = None
 ) -> AsyncIterator[Crew]:
-    """A crew that is ready to go, and gone afterwards."""
+    """Yield load processes that are ready to begin, and end them when the block ends."""
     crew = Crew(complaints)
     try:
         await crew.start(duties)
@@ -355,7 +375,7 @@ async def crew_of(
 
 
 async def drained(mq: tidegate.Client, queues: Sequence[str], seconds_max: float) -> bool:
-    """Whether the queues became empty, nothing waiting and nothing in anybody's hands."""
+    """Return whether the queues became empty, without unacknowledged messages, in time."""
     deadline = time.monotonic() + seconds_max
     while time.monotonic() < deadline:
         cluster = await mq.stats()
@@ -367,13 +387,13 @@ async def drained(mq: tidegate.Client, queues: Sequence[str], seconds_max: float
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """What a crew did together."""
+    """The totals of all processes of a load."""
 
     put: int
     confirmed: int
     handled: int
     repeated: int
-    # Confirmed and never handled: lost, unless it is still waiting.
+    # Confirmed messages that no consumer handled: lost, unless they are still in the queue.
     unhandled: int
     put_per_s: float
     handled_per_s: float
@@ -384,7 +404,7 @@ class Tally(msgspec.Struct, frozen=True):
 def tally(
     produced: Sequence[tuple[Duty, Outcome]], consumed: Sequence[tuple[Duty, Outcome]]
 ) -> Tally:
-    """Count it all, message by message."""
+    """Return the totals of a load, counted message by message."""
     sequences = Sequences()
     for _, outcome in consumed:
         sequences.add_all(outcome.seen)
@@ -422,7 +442,8 @@ def _joined(outcomes: Sequence[Outcome]) -> Histogram:
     joined = Histogram()
     for outcome in outcomes:
         for upper_s, count in outcome.latency:
-            # A little below its upper bound lies the middle of the bucket, on any machine.
+            # The middle of a bucket is about 4 % below its upper bound. The upper bound itself
+            # could fall into the next bucket by a rounding error.
             middle_s = upper_s * 0.96
             joined.counts[bucket_of(middle_s)] += count
             joined.count += count
@@ -431,14 +452,14 @@ def _joined(outcomes: Sequence[Outcome]) -> Histogram:
     return joined
 
 
-# A benchmark of it
+# The benchmark `tidegate bench run`
 
 
 class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What `tidegate bench run` puts on a node."""
+    """The options of `tidegate bench run`."""
 
     url: str
-    # All producers together; None is as fast as it goes.
+    # Messages per second of all producers together; None means as fast as possible.
     rate_per_s: float | None = None
     producers: int = 1
     consumers: int = 1
@@ -450,7 +471,7 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     drain_s_max: float = 60.0
 
     def duties(self, queue: str) -> list[Duty]:
-        """Each process's share, the consumers first."""
+        """Return the task of each process, consumers first."""
         rate = None if self.rate_per_s is None else self.rate_per_s / max(self.producers, 1)
         consumers = [
             Duty(role="consume", url=self.url, queue=queue, prefetch=self.prefetch)
@@ -471,15 +492,15 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True):
-    """What `tidegate bench run` found."""
+    """The report of `tidegate bench run`."""
 
     options: LoadOptions
     tally: Tally
-    # None when the queue was not empty in the end: what was not handled may still be there.
+    # None if the queue was not empty at the end: unhandled messages may still be in it.
     lost: int | None
 
     def as_json(self) -> dict[str, Any]:
-        """The report as plain JSON values, without the histograms' buckets."""
+        """Return the report as JSON values, without the buckets of the histograms."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         for latency in ("confirm", "handler"):
             del plain["tally"][latency]["buckets"]
@@ -487,7 +508,11 @@ class LoadReport(msgspec.Struct, frozen=True):
 
 
 def run_load(options: LoadOptions, progress: Progress = lambda line: None) -> LoadReport:
-    """Put load on a node for a while, in a queue of its own that is deleted afterwards."""
+    """Run a load in a temporary queue of a node and return its report.
+
+    `InvalidValue` means that `size_bytes` is too small for the head of a message. `LoadFailed`
+    means that a process failed.
+    """
     if options.size_bytes < SIZE_BYTES_MIN:
         raise InvalidValue(f"a message has at least {SIZE_BYTES_MIN} bytes here")
     return asyncio.run(_run_load(options, progress))
@@ -510,7 +535,7 @@ async def _run_load(options: LoadOptions, progress: Progress) -> LoadReport:
                 finally:
                     reporting.cancel()
         finally:
-            # Bounded: the node may be what has gone.
+            # With a timeout, because the node itself may be gone.
             with contextlib.suppress(TidegateError, TimeoutError):
                 await asyncio.wait_for(mq.delete_queue(queue), _DELETE_S_MAX)
     found = tally(produced, consumed)

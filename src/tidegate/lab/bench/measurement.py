@@ -1,8 +1,9 @@
 """One measurement: a producer process and a consumer process against a running server.
 
-Strategy: the consumer declares the queue and subscribes, the producer connects and prepares, and
-only when both are ready does the producer begin. Either one failing, or time running out, ends
-both and fails the measurement with what they said: a figure is a checked figure or none.
+The consumer declares the queue and subscribes; the producer connects and prepares its payloads. The
+producer begins when both are ready. If one of them fails or the time is up, both are ended, and
+`WorkerProcessFailed` has the end of the failed process's standard error. A measurement therefore
+has either checked numbers or none.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ STDERR_TAIL_BYTES = 3000
 
 
 class MeasurementFailed(RuntimeError):
-    """A process of the measurement failed, hung, or did not see every message."""
+    """A process of the measurement failed, took too long, or missed messages."""
 
 
 class Throughput(msgspec.Struct, frozen=True):
-    """How fast the messages went from the first put to the last ack."""
+    """The messages and the seconds from the first put to the last acknowledgement."""
 
     messages: int
     seconds: float
 
     @property
     def messages_per_s(self) -> float:
-        """The figure itself."""
+        """The throughput in messages per second."""
         return self.messages / self.seconds
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """Milliseconds from the put, at an offered rate."""
+    """Milliseconds from the put to the confirmation and to the handler, at a fixed rate."""
 
     confirm_p50: float
     confirm_p99: float
@@ -53,13 +54,13 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 def measure_throughput(contender: Contender, port: int, messages: int) -> Throughput:
-    """Send and consume this many messages as fast as they go."""
+    """Measure the time to send and consume this many messages as fast as possible."""
     produced, consumed = _run(contender, port, "throughput", messages, 0.0)
     return Throughput(messages, (consumed.ended_ns - produced.begun_ns) / 1e9)
 
 
 def measure_latency(contender: Contender, port: int, rate_per_s: float, seconds: float) -> Latency:
-    """Offer a steady rate, whatever the system answers, and look at each message's way."""
+    """Measure latencies at a fixed rate that does not depend on the system's answers."""
     messages = int(rate_per_s * seconds)
     produced, consumed = _run(contender, port, "latency", messages, rate_per_s)
     return Latency(
@@ -103,7 +104,7 @@ def _run(
 
 
 class _Worker:
-    """A child process that talks in lines."""
+    """A child process that exchanges lines with its parent."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -116,7 +117,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            # Ctrl-C is for the parent, which then ends its children by their ids.
+            # Only the parent handles Ctrl-C; it then ends its children by their ids.
             start_new_session=True,
         )
         self._received = b""
@@ -162,7 +163,7 @@ class _Worker:
                     worker.raise_if_failed()
                 if time.monotonic() > deadline:
                     raise self._failure(f"was not done in {MEASUREMENT_SECONDS_MAX:.0f} s")
-                # Look up twice a second: the other process may have failed meanwhile.
+                # Wake up twice a second, because the other process may have failed meanwhile.
                 if selector.select(timeout=0.5):
                     chunk = os.read(stdout.fileno(), 65_536)
                     if not chunk:

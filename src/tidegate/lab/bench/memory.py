@@ -1,4 +1,4 @@
-"""The most memory that this process and those it started have used together."""
+"""The peak memory of this process and its children together."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ SETTLED_S = 1.0
 
 
 class MemoryPeak:
-    """Looks ten times a second."""
+    """Samples the memory ten times a second and keeps the maximum in `bytes_max`."""
 
     def __init__(self, without: frozenset[int] = frozenset()) -> None:
-        """`without` are the ids of processes that do not count."""
+        """Prepare a measurement; `without` has the ids of processes that do not count."""
         self._without = without
         self._over = threading.Event()
         self.bytes_max = 0
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[MemoryPeak]:
-        """While the block runs."""
+        """Sample while the block runs."""
         thread = threading.Thread(target=self._watch, name="memory", daemon=True)
         thread.start()
         try:
@@ -41,11 +41,11 @@ class MemoryPeak:
 
     def _look(self) -> int:
         total = 0
-        # A process that has just been forked, to run a command, looks as large as its parent.
+        # A process that has just been forked to run a command appears as large as its parent.
         settled_s = time.time() - SETTLED_S
         me = psutil.Process()
         for process in [me, *me.children(recursive=True)]:
-            # One that has just ended uses none.
+            # A process that has just ended uses no memory.
             with contextlib.suppress(psutil.Error):
                 if process.pid not in self._without and process.create_time() < settled_s:
                     total += process.memory_info().rss

@@ -1,11 +1,13 @@
-"""What every benchmark message carries, and how the far end knows that it came whole.
+"""Payloads of benchmark messages, with a checksum that the consumer verifies.
 
-Strategy: 8 bytes of sequence, 8 bytes of send time (monotonic nanoseconds, one clock for all
-processes of a machine), filler that differs from message to message, and at the end the CRC-32
-of all that. With the checksum last and little-endian, the checksum of the whole payload is a
-constant for every intact message, so the receiver checks it in one call without slicing. A
-bitmap knows each sequence once. The cost is below a microsecond a message and the same for every
-system measured.
+    8 bytes   sequence number
+    8 bytes   send time in nanoseconds of the monotonic clock, which all processes share
+    filler    differs from message to message
+    4 bytes   CRC-32 of all bytes before it, little-endian
+
+With the checksum at the end, the CRC-32 of a whole intact payload is a constant. The consumer
+therefore verifies it with one call and no slice. A byte per sequence number detects duplicates. The
+cost is below a microsecond per message and the same for every system.
 """
 
 from __future__ import annotations
@@ -25,23 +27,23 @@ _CRC = struct.Struct("<I")
 _FILLER_BYTES = PAYLOAD_BYTES - _HEAD.size - _CRC.size
 _FILLER_POOL = random.Random(FILLER_SEED).randbytes(FILLER_POOL_BYTES)
 _FILLER_STARTS = FILLER_POOL_BYTES - _FILLER_BYTES
-# Coprime to the number of starts, so neighbours differ and all starts are used.
+# Coprime to the number of starts, so that consecutive messages differ and all starts are used.
 _FILLER_STRIDE = 251
 
 
 class PayloadWrong(AssertionError):
-    """A message came damaged, twice, or out of nowhere: the run counts for nothing."""
+    """A message arrived damaged, twice, or was never sent; the run does not count."""
 
 
 def make_payload(sequence: int, sent_ns: int) -> bytes:
-    """The payload of one message."""
+    """Return the payload of one message."""
     start = sequence * _FILLER_STRIDE % _FILLER_STARTS
     body = _HEAD.pack(sequence, sent_ns) + _FILLER_POOL[start : start + _FILLER_BYTES]
     return body + _CRC.pack(zlib.crc32(body))
 
 
 class PayloadChecker:
-    """Counts messages in, each intact and each once."""
+    """Checks that each message arrives intact and once."""
 
     def __init__(self, messages: int) -> None:
         self.messages = messages
@@ -50,11 +52,11 @@ class PayloadChecker:
 
     @property
     def complete(self) -> bool:
-        """Whether every message has come."""
+        """Whether every message has arrived."""
         return self.received == self.messages
 
     def check(self, payload: bytes) -> int:
-        """Take one message in and return its send time, or raise PayloadWrong."""
+        """Count one message and return its send time in nanoseconds, or raise `PayloadWrong`."""
         if zlib.crc32(payload) != CRC32_OF_INTACT or len(payload) != PAYLOAD_BYTES:
             raise PayloadWrong(f"message {self.received + 1} of this run came damaged")
         sequence: int
@@ -70,18 +72,18 @@ class PayloadChecker:
 
 
 class LatencyRecord:
-    """Nanoseconds of each message, the first tenth left out as warm-up."""
+    """The latencies of messages; percentiles leave out the first tenth as warm-up."""
 
     def __init__(self, messages: int) -> None:
         self._skip = messages // 10
         self._latencies_ns: list[int] = []
 
     def add_since(self, sent_ns: int) -> None:
-        """Record the time from then to now."""
+        """Record the time from `sent_ns` until now."""
         self._latencies_ns.append(time.monotonic_ns() - sent_ns)
 
     def percentile_ms(self, share: float) -> float:
-        """The latency that this share of the messages stayed within, in milliseconds."""
+        """Return a percentile in milliseconds, with `share` from 0 to 1; NaN without records."""
         counted = sorted(self._latencies_ns[self._skip :])
         if not counted:
             return float("nan")

@@ -1,14 +1,16 @@
-"""`tidegate bench pipeline`: how many rows of telemetry a second Spark turns into knowledge here.
+"""`tidegate bench pipeline`: rows of telemetry per second that `tidegate learn` processes.
 
-Strategy: a synthetic lake of one kind grows in a temporary folder, and `learn` itself runs one job
-on it, with the real source, the real session and its tables written down. A first run on a small
-lake warms Spark up and is not counted. A job's figure is the rows of its lake over its own seconds;
-finding, checking and counting the files and rows comes once per `learn`, for all jobs, and is
-shown beside it. Medians of the rounds. Memory is what the driver (Python and its Java) used at
-most, and in local mode that is all there is.
+For each job, a synthetic lake of one kind of rows grows in a temporary folder. The code of `learn`
+runs the job on it, with a real Spark session, and writes the resulting tables. A first run on a
+small lake warms up Spark and is not counted.
 
-A million rows of 2 000 groups are 500 each: there the models cost as much as the rows. So rows per
-second are promised from ten million on, and shown for all.
+The rate is the rows of the lake over the job's own seconds, as the median of the rounds. `learn`
+also finds, checks and counts the files, once for all jobs; the report has the total time too. The
+memory is the peak of the driver, that is Python and its Java process. In local mode Spark has no
+other processes.
+
+With a million rows and 2,000 groups, each group has 500 rows, and the models cost as much as the
+rows. The bar on rows per second therefore holds from ten million rows on.
 """
 
 from __future__ import annotations
@@ -44,13 +46,13 @@ from tidegate.telemetry.knowledge import Knowledge, Run
 
 GIB = 1024**3
 MILLION = 1_000_000
-# Which rows each job is measured on.
+# The kind of rows on which each job is measured.
 KIND_OF_JOB = {
     "identification": "consumer_samples",
     "compliance": "queue_samples",
     "lifecycle": "lifecycles",
 }
-# Of a row on disk, rounded up; Spark's scratch files and the results need some more.
+# Bytes of a row on disk, rounded up. The reserve is for Spark's temporary files and the results.
 ROW_BYTES = 60
 DISK_RESERVE_BYTES = 2 * GIB
 WANTED_ROWS_PER_S = 1_000_000.0
@@ -73,51 +75,51 @@ Progress = Callable[[str], None]
 
 
 class PipelineOptions(msgspec.Struct, frozen=True):
-    """How much, and how often."""
+    """The sizes of the lakes, the jobs, and the number of rounds."""
 
     rows: Sequence[int] = (1 * MILLION, 10 * MILLION, 50 * MILLION)
     jobs: Sequence[str] = tuple(KIND_OF_JOB)
     subjects: int = 2_000
     warm_rows: int = 1 * MILLION
     rounds: int = 3
-    # What Spark is told, beyond our defaults.
+    # Spark properties in addition to Tidegate's defaults.
     properties: dict[str, str] = {}
 
     @staticmethod
     def quick() -> PipelineOptions:
-        """A short run that shows that it works, and no figure to quote."""
+        """Return options for a short run, whose figures are not meaningful."""
         return PipelineOptions(rows=(20_000, 40_000), subjects=100, warm_rows=10_000, rounds=1)
 
 
 class PipelineBenchFailed(RuntimeError):
-    """The measurement cannot be made, or a job failed."""
+    """The disk is too small, a job is unknown, or a job failed or missed rows."""
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """One job on one lake; seconds are medians."""
+    """The result of one job on one lake; seconds are medians."""
 
     job: str
     rows: int
     job_s: float
     rows_per_s: float
-    # The whole `learn` of this one job, finding and checking its rows included.
+    # The whole run of `learn` with this job, finding and checking its rows included.
     learn_s: float
     memory_gib: float
     rounds_s: list[float]
 
 
 class PipelineReport(BarredReport, frozen=True):
-    """All jobs on all lakes."""
+    """The results of all jobs on all lakes."""
 
     measured: list[Measured]
-    # Rows per second on the largest lake, of those on the one before, by job.
+    # By job: rows per second on the largest lake relative to the second largest.
     ratio: dict[str, float]
     taken_by_others: float
     environment: dict[str, str]
 
 
 def parse_rows(text: str) -> list[int]:
-    """Numbers of rows, such as `1M,10M` or `500k`."""
+    """Parse numbers of rows such as `1M,10M` or `500k`, or raise `ValueError`."""
     units = {"k": 1_000, "m": MILLION}
     found = []
     for part in text.split(","):
@@ -136,14 +138,14 @@ def parse_rows(text: str) -> list[int]:
 def run_pipeline(
     options: PipelineOptions, progress: Progress = lambda line: None
 ) -> PipelineReport:
-    """Grow lakes, learn from them, and look at the clock."""
+    """Measure all jobs on lakes of all sizes and return the report."""
     jobs = _jobs(options)
     check_disk(options, Path(tempfile.gettempdir()))
     measured: list[Measured] = []
     processors = Processors()
     with spark_session(SparkOptions(properties=options.properties)) as spark:
         for job in jobs:
-            # One kind at a time, and gone before the next: that is all the disk it takes.
+            # Each lake is deleted before the next, so that the disk need hold only one.
             with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
                 measured += measure(spark, job, Path(folder), options, progress)
     ratio = _ratios(measured)
@@ -157,7 +159,7 @@ def run_pipeline(
 
 
 def check_disk(options: PipelineOptions, folder: Path) -> None:
-    """Refuse before anything is written that would not fit."""
+    """Raise `PipelineBenchFailed` if the largest lake does not fit on the disk of `folder`."""
     needed = max(options.rows) * ROW_BYTES + DISK_RESERVE_BYTES
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -180,7 +182,7 @@ def _jobs(options: PipelineOptions) -> list[Job]:
 def measure(
     spark: SparkSession, job: Job, folder: Path, options: PipelineOptions, progress: Progress
 ) -> list[Measured]:
-    """One job on lakes of every size, in an empty folder."""
+    """Measure one job on lakes of every size; `folder` must be empty."""
     lake, kind = folder / "lake", KIND_OF_JOB[job.name]
     arguments = [str(lake), str(options.subjects)]
     agreements = [parse_agreement(AGREEMENT, "the benchmark's")]
@@ -283,7 +285,7 @@ def _bars(measured: Sequence[Measured], ratio: dict[str, float]) -> list[Bar]:
 
 
 def render(report: PipelineReport, console: Console) -> None:
-    """Print the figures, then the verdicts."""
+    """Print the figures, then the bars."""
     table = Table(title="Telemetry to knowledge, medians")
     for column in ("job", "rows", "s", "rows/s", "s with reading", "GiB"):
         table.add_column(column, justify="left" if column == "job" else "right")

@@ -1,4 +1,4 @@
-"""Who used the processors meanwhile: a figure from a shared machine has to say that it is one."""
+"""Processor time that other processes used during a measurement."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 
 import psutil
 
-# Others may take this share of the machine before a figure is doubted.
+# If other processes used more than this share of the machine, a report says so.
 QUIET = 0.05
 
 
 class Processors:
-    """A look at the whole machine and at our own processes, and what changed since."""
+    """A stopwatch for processor time of the machine and of this process with its children."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
@@ -21,7 +21,7 @@ class Processors:
         self._ours_s = _ours_s()
 
     def share_of_others(self) -> float:
-        """The share of all processors that others used since."""
+        """Return the share of all processors that other processes used since the start."""
         capacity_s = (time.monotonic() - self._began_s) * (os.cpu_count() or 1)
         others_s = (_busy_s() - self._all_s) - (_ours_s() - self._ours_s)
         return min(max(others_s / capacity_s, 0.0), 1.0)
@@ -34,7 +34,7 @@ def _busy_s() -> float:
 
 
 def _ours_s() -> float:
-    """Processor seconds of this process and of all it has started, also of those that ended."""
+    """Return processor seconds of this process and its children, ended ones included."""
     me = psutil.Process()
     used_s = 0.0
     for process in [me, *me.children(recursive=True)]:

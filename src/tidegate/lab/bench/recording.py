@@ -1,12 +1,15 @@
-"""`tidegate bench recording`: what does it cost that a node records itself?
+"""`tidegate bench recording`: the cost of a node's telemetry recorder.
 
-Strategy: two nodes on one store, one records and one does not; the same load as in `compare` goes
-to either in turn, so that each pair of runs is seconds apart and a slow drift of the machine hits
-both alike. Who goes first alternates. Two processes of the same program differ a little for no
-reason (where things lie in memory), so after some pairs both are started anew, and the roles
-change. The cost is 1 − with/without, pair by pair; its mean has Student's interval, and the upper
-end of that must be below the bar. The node's processor time per message says the same with less
-noise.
+Two nodes share a store; one records telemetry and the other does not. The same load as in `compare`
+goes to each in turn. The two runs of a pair are seconds apart, so that a slow drift of the machine
+affects both alike. The first run of a pair alternates.
+
+Two processes of the same program differ a little, for example by their memory layout. After some
+pairs, both nodes are therefore restarted with exchanged roles.
+
+The cost is the mean of 1 − with/without over the pairs, with Student's 95 % interval. The upper end
+of the interval must be below the bar. The report also has the node's processor time per message,
+which has less noise.
 """
 
 from __future__ import annotations
@@ -37,30 +40,30 @@ Progress = Callable[[str], None]
 
 
 class RecordingOptions(msgspec.Struct, frozen=True):
-    """How many pairs, how long each run is, and how often the nodes are started anew."""
+    """The number of pairs, the length of a run, and the number of pairs between restarts."""
 
     pairs: int = 30
     seconds_per_run: float = 2.0
     pairs_per_start: int = 6
-    # Messages per run; None finds as many as make a run of the wanted length.
+    # Messages per run; None calibrates them so that a run takes `seconds_per_run`.
     messages: int | None = None
 
     @staticmethod
     def quick() -> RecordingOptions:
-        """A short run that shows that it works, and no figure to quote."""
+        """Return options for a short run, whose figures are not meaningful."""
         return RecordingOptions(pairs=2, pairs_per_start=2, messages=5_000)
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One load on one node."""
+    """The result of one load on one node."""
 
     messages_per_s: float
-    # Of the node's process, its recorder included.
+    # Processor time of the node's process, its recorder included.
     cpu_us_per_message: float
 
 
 class RecordingReport(BarredReport, frozen=True):
-    """What it costs, as a share of the throughput."""
+    """The cost of recording as a share of the throughput, and of the processor time."""
 
     pairs: int
     messages_per_run: int
@@ -71,7 +74,7 @@ class RecordingReport(BarredReport, frozen=True):
     cpu_us_per_message_without: float
     cpu_cost: Estimate
     runs: list[tuple[Run, Run]]
-    # The share of the machine that processes of others took meanwhile.
+    # The share of the machine that other processes used during the run.
     taken_by_others: float
     environment: dict[str, str]
 
@@ -79,14 +82,14 @@ class RecordingReport(BarredReport, frozen=True):
 def run_recording(
     options: RecordingOptions, progress: Progress = lambda line: None
 ) -> RecordingReport:
-    """Measure in interleaved pairs."""
+    """Measure interleaved pairs and return the report."""
     processors = Processors()
     runs: list[tuple[Run, Run]] = []
     messages = options.messages
     while len(runs) < options.pairs:
         progress(f"starting two nodes ({len(runs)} of {options.pairs} pairs done)")
         with _two_nodes(first_records=(len(runs) // options.pairs_per_start) % 2 == 0) as nodes:
-            # Both are warm before anything counts.
+            # Calibration also warms up both nodes before the runs that count.
             found = [_messages_for(options.seconds_per_run, address) for address in nodes]
             messages = messages or max(found)
             for _ in range(min(options.pairs_per_start, options.pairs - len(runs))):
@@ -103,7 +106,7 @@ def run_recording(
 
 @contextlib.contextmanager
 def _two_nodes(*, first_records: bool) -> Iterator[tuple[str, str]]:
-    """The addresses of a node that records and of one that does not, on one store."""
+    """Start two nodes on one store; yield first the address of the node that records."""
     first, second = (
         {ENABLED: "true" if records else "false"} for records in (first_records, not first_records)
     )
@@ -140,16 +143,17 @@ def _port(address: str) -> int:
 
 
 def _messages_for(seconds: float, address: str) -> int:
-    """How many messages make a run of that length."""
+    """Return how many messages take the given seconds, at least 1,000."""
     return max(int(_run(address, CALIBRATION_MESSAGES).messages_per_s * seconds), 1000)
 
 
 def build_report(runs: list[tuple[Run, Run]], messages: int, others: float) -> RecordingReport:
+    """Build the report; its bar has no figure with fewer than `PAIRS_MIN` pairs."""
     cost = estimate([1 - with_.messages_per_s / without.messages_per_s for with_, without in runs])
     cpu_cost = estimate(
         [with_.cpu_us_per_message / without.cpu_us_per_message - 1 for with_, without in runs]
     )
-    # A few pairs bound nothing.
+    # With few pairs the interval is too wide to decide the bar.
     is_bound = cost.half_width is not None and len(runs) >= PAIRS_MIN
     upper = 100 * (cost.mean + (cost.half_width or 0.0)) if is_bound else None
 
@@ -175,7 +179,7 @@ def build_report(runs: list[tuple[Run, Run]], messages: int, others: float) -> R
 
 
 def render(report: RecordingReport, console: Console) -> None:
-    """Print the figures, then the verdict."""
+    """Print the figures, then the bar."""
     table = Table(title=f"Recording on and off, {report.pairs} interleaved pairs (medians)")
     for column in ("", "recorded", "not recorded", "cost, mean ± 95 %"):
         table.add_column(column, justify="right")

@@ -1,8 +1,8 @@
-"""The two sides of a measurement: what a contender's producer and consumer are given.
+"""The parts of a measurement that are the same for every system: payloads, clock, latencies, start.
 
-Strategy: a contender only drives its client library. Payloads, the clock, latency records and
-the start signal come from here, so they are the same for every system. The clock starts at the
-first put and ends when the last message has been acknowledged by the consumer.
+A contender (a module in `lab/peers`) has a function `produce(side)` and a function `consume(side)`,
+which only drive a client library. The clock starts at the first put and stops when the consumer has
+acknowledged the last message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidegate.lab.bench.payload import LatencyRecord, PayloadChecker, make_paylo
 READY_LINE = "ready"
 GO_LINE = "go"
 PACE_TICK_S = 0.001
-# Open loop means that a slow system falls behind; beyond this many it is said to have failed.
+# At a fixed rate a slow system falls behind. With more unconfirmed messages it counts as failed.
 UNCONFIRMED_MAX = 20_000
 
 Mode = Literal["throughput", "latency"]
@@ -29,7 +29,7 @@ Role = Literal["produce", "consume"]
 
 
 class Work(msgspec.Struct, frozen=True):
-    """One process's share of one measurement."""
+    """The task of one process of a measurement."""
 
     module: str
     role: Role
@@ -43,7 +43,10 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What one process measured; latencies are NaN when none were recorded."""
+    """The result of one process.
+
+    Latencies are None in a throughput run, and NaN if a latency run recorded none.
+    """
 
     messages: int
     begun_ns: int
@@ -60,7 +63,7 @@ class _Side:
         self.ended_ns = 0
 
     def outcome(self, messages: int) -> Outcome:
-        """The figures, once the work is done."""
+        """Return the result after the work is done."""
         return Outcome(
             messages=messages,
             begun_ns=self.begun_ns,
@@ -71,11 +74,11 @@ class _Side:
 
 
 class ProducerSide(_Side):
-    """Sends every sequence once, confirmed."""
+    """The producer's side: sends each sequence number once and counts confirmations."""
 
     def __init__(self, work: Work) -> None:
         super().__init__(work)
-        # Made before the clock starts, for every system: making them is no system's work.
+        # Made before the clock starts: the time to make payloads is no system's time.
         self.payloads = (
             [make_payload(sequence, 0) for sequence in range(work.messages)]
             if work.mode == "throughput"
@@ -83,7 +86,7 @@ class ProducerSide(_Side):
         )
 
     def wait_for_go(self) -> None:
-        """Report that everything is connected; return when the consumer is ready as well."""
+        """Report that the producer is connected, and wait until the consumer is ready too."""
         print(READY_LINE, flush=True)
         if sys.stdin.readline().strip() != GO_LINE:
             raise SystemExit("the measurement was called off")
@@ -94,12 +97,16 @@ class ProducerSide(_Side):
         self.ended_ns = time.monotonic_ns()
 
     def confirmed(self, sent_ns: int) -> None:
-        """Note that one message has been confirmed."""
+        """Record the confirmation of a message that was sent at `sent_ns`."""
         if self.latency is not None:
             self.latency.add_since(sent_ns)
 
     async def put_all(self, put: Callable[[bytes], Awaitable[object]]) -> None:
-        """Put every message through an awaited call per message, in this side's mode."""
+        """Send all messages, with one awaited call of `put` for each.
+
+        In throughput mode, `in_flight` tasks put at the same time. In latency mode, messages are
+        put at the fixed rate without waiting for answers.
+        """
         if self.work.mode == "throughput":
             await self._put_by_tasks(put)
         else:
@@ -110,7 +117,7 @@ class ProducerSide(_Side):
         payloads = iter(self.payloads)
 
         async def put_in_turn() -> None:
-            # The iterator is shared: each task takes the next payload once its put returned.
+            # All tasks share the iterator; each takes the next payload after its put returned.
             for payload in payloads:
                 await put(payload)
 
@@ -141,11 +148,11 @@ class ProducerSide(_Side):
                 await asyncio.sleep(PACE_TICK_S)
 
     def due_after(self, elapsed_s: float) -> int:
-        """How many messages an evenly paced producer has sent by then."""
+        """Return how many messages must be sent after `elapsed_s` at the fixed rate."""
         return min(self.work.messages, int(elapsed_s * self.work.rate_per_s) + 1)
 
     def check_backlog(self, unconfirmed: int) -> None:
-        """Fail when the system is too far behind the offered rate."""
+        """Raise `RuntimeError` if the system is too far behind the offered rate."""
         if unconfirmed > UNCONFIRMED_MAX:
             raise RuntimeError(
                 f"{unconfirmed} messages unconfirmed at {self.work.rate_per_s:.0f} msg/s offered"
@@ -153,7 +160,7 @@ class ProducerSide(_Side):
 
 
 class ConsumerSide(_Side):
-    """Takes every message in, checked."""
+    """The consumer's side: checks every message and records its latency."""
 
     def __init__(self, work: Work) -> None:
         super().__init__(work)
@@ -161,25 +168,25 @@ class ConsumerSide(_Side):
 
     @property
     def complete(self) -> bool:
-        """Whether every message has come."""
+        """Whether every message has arrived."""
         return self.checker.complete
 
     def ready(self) -> None:
-        """Report that the queue exists and the subscription stands."""
+        """Report that the queue exists and the consumer is subscribed."""
         print(READY_LINE, flush=True)
         self.begun_ns = time.monotonic_ns()
 
     def handle(self, payload: bytes) -> None:
-        """The handler: check one message and record its latency."""
+        """Check one message and record its latency."""
         sent_ns = self.checker.check(payload)
         if self.latency is not None:
             self.latency.add_since(sent_ns)
 
     def acknowledged_all(self) -> None:
-        """Stop the clock: the last message has been acknowledged."""
+        """Stop the clock after the last message has been acknowledged."""
         self.ended_ns = time.monotonic_ns()
 
 
 def run_on_uvloop(main: Coroutine[Any, Any, None]) -> None:
-    """Run an asyncio contender on the fastest loop there is, whoever it measures."""
+    """Run an asyncio contender on uvloop, the fastest loop, for every system."""
     uvloop.run(main)

@@ -1,12 +1,13 @@
-"""A lake of telemetry whose truth is known: consumer groups with given a and b, queues, messages.
+"""A synthetic telemetry lake with known parameters of its consumer groups.
 
-Strategy: every second each of so many subjects gives one row, as a recorder would write them, in
-files of whole seconds within an hour. Random numbers come from one seed, so the same options give
-the same lake. A lake grows: ten million rows are the first million and nine more, which are
-added as time goes on. numpy computes a whole file at a time; Arrow writes it beside the next one.
+Each subject (a consumer group or a queue) gives one row per simulated second, in the format of the
+recorder. A file holds whole seconds within one hour. All random numbers follow from one seed, so
+the same options give the same lake. A lake grows by further files: ten million rows contain the
+first million. numpy computes a file at a time, while threads write the files before it.
 
-Consumers follow `y(k+1) = a·y(k) + b·min(u(k), knee) + noise` with a prefetch that is held for some
-seconds and then jumps: excitation enough to be identified, and levels beyond the knee.
+Consumers follow `y(k+1) = a·y(k) + b·min(u(k), knee) + noise`. Their prefetch `u` is constant for
+some seconds and then jumps. The jumps excite the system enough to be identified, and some levels
+lie beyond the knee.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ WRITERS = 2
 COMPRESSION = "zstd"
 PREFETCH_MAX = 30
 PREFETCH_HELD_S = 5
-# Seconds before which nothing was recorded: the recorder had dropped them.
+# Once in this period, a row of each subject lacks the values of the second before, as after a
+# restart of the recorder.
 GAP_EVERY_S = 1_000
 WAIT_BUCKETS = 8
 SERVICE_BUCKETS = 3
@@ -47,7 +49,7 @@ SERVICE_BUCKETS = 3
 
 @dataclass(frozen=True)
 class Plants:
-    """What identification should find, one of each consumer group."""
+    """The true parameters of the consumer groups, which the identification should find."""
 
     a: Numbers
     b: Numbers
@@ -67,9 +69,9 @@ class Plants:
 
 @dataclass(frozen=True)
 class SyntheticOptions:
-    """How large the pieces are."""
+    """The size of a synthetic lake and its seed."""
 
-    # Consumer groups, queues: who gives a row each second.
+    # The number of consumer groups or queues; each gives one row per second.
     subjects: int = 2_000
     nodes: int = 4
     rows_per_file: int = 1_000_000
@@ -77,7 +79,7 @@ class SyntheticOptions:
 
 
 class SyntheticLake:
-    """A folder that grows by files of known rows."""
+    """A telemetry lake in a folder that grows by files of synthetic rows."""
 
     def __init__(self, lake: Path, options: SyntheticOptions | None = None) -> None:
         self.lake = lake
@@ -91,11 +93,11 @@ class SyntheticLake:
         }
 
     def names(self, what: str) -> list[str]:
-        """The subjects: `queue`, or `group` in the order of the plants."""
+        """Return the names of the subjects; groups are in the order of `plants`."""
         return _names(what, self.options.subjects)
 
     def grow_to(self, kind: str, rows: int) -> None:
-        """Add files until the kind has at least this many rows: whole seconds, so some more."""
+        """Add files until the kind has at least `rows` rows; seconds are always complete."""
         series = self._kinds[kind]
         with ThreadPoolExecutor(WRITERS) as writers:
             waiting: list[Future[None]] = []
@@ -114,7 +116,7 @@ class SyntheticLake:
         return datetime.fromtimestamp(BEGINS_S, UTC)
 
     def ends(self, kind: str) -> datetime:
-        """The first second that has no rows."""
+        """Return a time after all rows of the kind."""
         return datetime.fromtimestamp(self._kinds[kind].next_s + 1, UTC)
 
     def _path(self, kind: Kind, begins_s: int) -> Path:
@@ -125,7 +127,7 @@ class SyntheticLake:
 
 
 class _Series(ABC):
-    """Rows of one kind, second by second."""
+    """A generator of rows of one kind, second by second."""
 
     kind: Kind
 
@@ -136,7 +138,7 @@ class _Series(ABC):
         self.next_s = BEGINS_S
 
     def until(self, rows: int) -> Iterator[tuple[pa.Table, int]]:
-        """Tables of whole seconds, with the second that each begins with."""
+        """Yield tables of whole seconds and their first seconds, until there are `rows` rows."""
         per_file_s = max(self.options.rows_per_file // self.options.subjects, 1)
         while self.rows < rows:
             begins_s = self.next_s
@@ -149,7 +151,7 @@ class _Series(ABC):
 
     @abstractmethod
     def columns(self, seconds: int) -> dict[str, Any]:
-        """The columns of the next seconds, each second with every subject."""
+        """Return the columns of the next seconds, with a row of every subject for each."""
 
     def at(self, seconds: int) -> pa.Array:
         return _timestamps(np.repeat(self.ends_us(seconds), self.options.subjects))
@@ -158,7 +160,7 @@ class _Series(ABC):
         return (self.next_s + np.arange(seconds, dtype=np.int64)) * SECOND_US
 
     def per_subject(self, what: str, seconds: int) -> pa.DictionaryArray:
-        """A name for each subject, the same each second."""
+        """Return a column with the names of the subjects, repeated for each second."""
         subjects = self.options.subjects
         indices = np.tile(np.arange(subjects, dtype=np.int32), seconds)
         return _dictionary(indices, _names(what, subjects))
@@ -182,7 +184,7 @@ class _ConsumerSeries(_Series):
         subjects = self.options.subjects
         rows = seconds * subjects
         before, after, prefetch_before, prefetch = self._simulate(seconds)
-        # As after a restart: what was before is not known.
+        # As after a restart of the recorder, the values of the second before are unknown.
         ends_s = np.repeat(self.ends_us(seconds) // SECOND_US - BEGINS_S, subjects)
         unknown = (ends_s + np.tile(np.arange(subjects), seconds)) % GAP_EVERY_S == 0
         unknown |= ends_s == 0
@@ -209,7 +211,7 @@ class _ConsumerSeries(_Series):
         }
 
     def _simulate(self, seconds: int) -> tuple[Numbers, Numbers, Any, Any]:
-        """Every group's rate and prefetch, before and after, flat and second by second."""
+        """Return rates before and after, and prefetches before and after, second by second."""
         plants, subjects = self._plants, self.options.subjects
         steps = -(-seconds // PREFETCH_HELD_S)
         drawn = self.random.integers(1, PREFETCH_MAX + 1, (steps, subjects), dtype=np.int32)
@@ -234,7 +236,7 @@ class _QueueSeries(_Series):
     def columns(self, seconds: int) -> dict[str, Any]:
         subjects = self.options.subjects
         rows = seconds * subjects
-        # A day's wave, shifted a little for each queue, and its own size.
+        # A sine over the day, with a phase and an amplitude for each queue.
         size = 20.0 + 480.0 * (np.arange(subjects) % 97) / 97.0
         phase = 2.0 * np.pi * (self.ends_us(seconds)[:, None] / SECOND_US) / 86_400.0
         wave = 1.0 + 0.5 * np.sin(phase + np.arange(subjects) % 11)
@@ -309,7 +311,7 @@ class _LifecycleSeries(_Series):
             "store_us": store_us,
             "respond_us": respond_us,
             "wait_us": wait_us,
-            # Dead ones never reached a consumer's end.
+            # Dead-lettered messages have no service time.
             "service_us": pa.array(service_us, mask=outcome.astype(np.bool_)),
             "response_us": response_us,
             "deliveries": np.ones(rows, dtype=np.int32),
@@ -320,11 +322,11 @@ class _LifecycleSeries(_Series):
 def _histograms(
     random: np.random.Generator, counts: Integers, typical_s: Sequence[float], buckets: int
 ) -> pa.ListArray:
-    """Sparse histograms of so many durations around those typical of each subject in turn."""
+    """Return sparse histograms of `counts` durations around each subject's typical duration."""
     rows = counts.size
     shape = np.array([0.5**distance for distance in _distances(buckets)])
     parts = np.floor(counts[:, None] * (shape / shape.sum())).astype(np.int32)
-    # What rounding left over is in the middle.
+    # Add the remainder of the rounding to the middle bucket.
     parts[:, buckets // 2] += (counts - parts.sum(axis=1)).astype(np.int32)
     typical = np.array([bucket_of(one_s) for one_s in typical_s], dtype=np.int16)
     middle = np.tile(typical, rows // typical.size)
@@ -345,7 +347,7 @@ def _distances(buckets: int) -> list[int]:
 
 
 def _names(what: str, count: int) -> list[str]:
-    # As long as names are in life: they are read, hashed and compared.
+    # Names of realistic length, because Spark reads, hashes and compares them.
     forms = {
         "queue": "orders.region-{number:04d}",
         "group": "orders.region-{number:04d}/billing-worker",
@@ -365,5 +367,5 @@ def _timestamps(microseconds: Integers) -> pa.Array:
 def _write(table: pa.Table, kind: Kind, path: Path) -> None:
     file_id = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{kind.name}/{path.name}"))
     metadata = {**(table.schema.metadata or {}), **kind.file_metadata(file_id)}
-    # As the recorder does.
+    # The same metadata and compression as the recorder's.
     pq.write_table(table.replace_schema_metadata(metadata), path, compression=COMPRESSION)

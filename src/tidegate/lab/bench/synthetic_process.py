@@ -1,8 +1,9 @@
-"""A process that writes a synthetic lake: what it needs of memory is not the pipeline's.
+"""A child process that writes a synthetic lake, so that its memory does not count as Spark's.
 
     python -m tidegate.lab.bench.synthetic_process <folder> <subjects>
 
-Each line that it reads says of which kind there should be how many rows; it answers when there are.
+Each input line is a `LakeSizeRequest` with a kind and a number of rows. The process answers with a
+`LakeSize` when the lake has them.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from tidegate.lab.bench.synthetic_lake import SyntheticLake, SyntheticOptions
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """How large the lake should be."""
+    """The requested size of the lake."""
 
     kind: str
     rows: int
 
 
 class Grown(msgspec.Struct, frozen=True):
-    """How large it is."""
+    """The actual size of the lake, and the time range of its rows."""
 
     rows: int
     since: datetime

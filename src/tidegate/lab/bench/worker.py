@@ -1,8 +1,8 @@
-"""One process of a measurement: `python -m tidegate.lab.bench.worker <work as JSON>`.
+"""One process of a measurement: `python -m tidegate.lab.bench.worker <SideTask as JSON>`.
 
-Strategy: the producer and the consumer are processes of their own, as they would be in earnest.
-Each imports the one contender it drives, says `ready`, and prints its outcome as its last line.
-An alarm ends a process whose parent was killed and cannot do it.
+The producer and the consumer are separate processes, as in production. Each imports the one
+contender that it drives, prints `ready`, and prints its result as its last line. An alarm ends the
+process if its parent was killed and cannot end it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROCESS_SECONDS_MAX = 180
 
 
 def run(work: Work) -> Outcome:
-    """Do this process's share of the measurement."""
+    """Run the producer or the consumer of a measurement and return its result."""
     contender = importlib.import_module(work.module)
     if work.role == "produce":
         producer = ProducerSide(work)

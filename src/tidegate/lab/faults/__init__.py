@@ -1,1 +1,1 @@
-"""Faults made on purpose, under load, on real processes; the checker says what they broke."""
+"""Fault injection: kill real processes under load, then check the recorded histories."""

@@ -1,4 +1,4 @@
-"""The client processes of a run: followed by their histories, and stopped in order."""
+"""The producer and consumer processes of a fault run."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from pathlib import Path
 from tidegate.lab.checker import Outstanding, Verdict, check
 from tidegate.lab.history import Event, HistoryFollower, MessageKey, merged, read_history
 
-# Histories of processes that others start, and kill.
+# Histories of workers, which machines start and the run kills.
 WORKERS = "worker-*.history"
 _ASK_AGAIN_S = 0.1
 _EXIT_S = 90.0
-# Who waits for confirms waits for clients to start, too, on a machine that may be busy.
+# Includes the start of the client processes, which takes long on a busy machine.
 _CONFIRMS_S = 90.0
 
 
 class Clients:
-    """Producers and consumers, each a process with a history of its own."""
+    """The producers and consumers of a run, each a process that writes its own history.
+
+    The run follows the histories while they are written. It stops the producers, waits until the
+    queues are drained, stops the consumers, and asks for the `verdict`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -31,10 +35,10 @@ class Clients:
         self._followers: list[HistoryFollower] = []
         self._worker_histories: set[Path] = set()
         self._outstanding = Outstanding()
-        # What does not count, neither for the drain nor for the verdict.
+        # Selects events to ignore, both for the drain and for the verdict.
         self.without: Callable[[Event], bool] = lambda event: False
         self.confirmed = 0
-        # What went wrong with the clients themselves: they are not supposed to die.
+        # Failures of the client processes themselves; a run never kills them.
         self.failures: list[str] = []
 
     def add_producer(self, name: str, url: str, queue: str, *options: str) -> None:
@@ -63,7 +67,7 @@ class Clients:
         return self._folder / f"{name}.log"
 
     def follow(self) -> int:
-        """Read what is new; how many confirmed messages nobody has let go of yet."""
+        """Read new events and return how many confirmed messages are not acknowledged yet."""
         for path in self._folder.glob(WORKERS):
             if path not in self._worker_histories:
                 self._worker_histories.add(path)
@@ -77,12 +81,15 @@ class Clients:
         return len(self._outstanding)
 
     def wait_for_confirms(self, count: int, timeout_s: float = _CONFIRMS_S) -> None:
-        """Until so many more puts were confirmed than now."""
+        """Wait until `count` more puts are confirmed."""
         self.follow()
         self.wait_for_confirms_in_all(self.confirmed + count, timeout_s)
 
     def wait_for_confirms_in_all(self, wanted: int, timeout_s: float = _CONFIRMS_S) -> None:
-        """Until so many puts were confirmed since the beginning."""
+        """Wait until `wanted` puts are confirmed since the start of the run.
+
+        `TimeoutError` means that they were not confirmed within `timeout_s`.
+        """
         deadline = time.monotonic() + timeout_s
         while self.confirmed < wanted:
             if time.monotonic() > deadline:
@@ -91,16 +98,16 @@ class Clients:
             self.follow()
 
     def ended_early(self) -> list[str]:
-        """Clients that are gone though nobody told them to stop."""
+        """Return the names of clients that ended before the run stopped them."""
         everyone = {**self._producers, **self._consumers}
         return [name for name, process in everyone.items() if process.poll() is not None]
 
     def finish_producers(self) -> None:
-        """No more puts; what is under way gets its answer."""
+        """Stop the producers; each waits for the answers to its pending puts."""
         self._finish(self._producers)
 
     def drain(self, deadline_s: float) -> bool:
-        """Wait until every confirmed message was let go of; False: not by the deadline."""
+        """Wait until every confirmed message is acknowledged; return False at the deadline."""
         deadline = time.monotonic() + deadline_s
         while self.follow():
             if time.monotonic() > deadline:
@@ -122,7 +129,7 @@ class Clients:
                 process.kill()
                 process.wait()
                 code = "killed: it did not end"
-            # One that ends by itself just now may take the signal after its handler is gone.
+            # A process that is just ending receives the signal after its handler is removed.
             if code not in (0, -signal.SIGTERM):
                 end = self._log(name).read_text(errors="replace")[-1500:]
                 self.failures.append(f"{name} ended with {code}: {end}")
@@ -135,7 +142,7 @@ class Clients:
         sole_consumer: Collection[str] = (),
         replicated: Collection[str] = (),
     ) -> Verdict:
-        """The checker's judgement over the histories of all, less what does not count."""
+        """Return the checker's result for all histories without the ignored events."""
         paths = sorted(self._folder.glob("*.history"))
         histories = [read_history(path) for path in paths]
         events = (event for event in merged(histories) if not self.without(event))
@@ -144,7 +151,7 @@ class Clients:
 
 @contextlib.contextmanager
 def clients_in(folder: Path) -> Iterator[Clients]:
-    """Clients that are gone when the block ends, however it ends."""
+    """Yield the clients of a run and kill their processes when the block ends."""
     folder.mkdir(parents=True, exist_ok=True)
     clients = Clients(folder)
     try:

@@ -1,11 +1,12 @@
-"""A consumer process: takes what comes, writes it down, acknowledges, now and then gives back.
+"""A consumer process that records every delivery and acknowledgement in a history.
 
     python -m tidegate.lab.faults.consumer --url … --queue … --name … --history …
 
-Most messages are acknowledged without waiting; of some the acknowledgement is confirmed, and what
-was confirmed must never come again. A few are given back at their first delivery and come again,
-flagged. What is done with a message is written down with its delivery, before it is done, so that
-nothing else comes in between. It ends at SIGTERM.
+It acknowledges most messages without waiting. It acknowledges every seventh with confirmation: a
+message with a confirmed acknowledgement must never be delivered again. Every 101st message is
+returned to the queue at its first delivery, and must be delivered again as redelivered. The
+consumer records what it will do together with the delivery, before it does it, so that no other
+event comes in between. It ends at SIGTERM.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ RETURN_EVERY = 101
 async def consume(
     url: str, queue: str, name: str, history: HistoryWriter, *, prefetch: int, stop: asyncio.Event
 ) -> None:
-    """Consume until told to stop."""
+    """Consume a queue until `stop` is set; raise if consuming ends earlier."""
     settling: set[asyncio.Task[None]] = set()
 
     def note_ack(phase: Phase, message: Message, delivery: int) -> None:
@@ -44,7 +45,8 @@ async def consume(
             async with asyncio.timeout(PATIENCE_S):
                 await message.ack_confirmed()
         except (TidegateError, TimeoutError):
-            # Also where the lease is lost: a deposed owner says so of what it has just committed.
+            # A lost lease is unknown too, not failed: a node that has lost the queue answers so
+            # even if it had just committed the acknowledgement.
             note_ack("info", message, delivery)
         else:
             note_ack("ok", message, delivery)
@@ -102,7 +104,7 @@ async def consume(
     results = await asyncio.gather(*working, return_exceptions=True)
     history.flush()
     for result in results:
-        # A consumer that ends before it is told to has found a fault of its own.
+        # A task that ended before `stop` has failed; the run must see its error.
         if not isinstance(result, asyncio.CancelledError) and isinstance(result, BaseException):
             raise result
 

@@ -1,7 +1,8 @@
-"""A Tidegate that is going to be hurt, started as a user would, and who its processes are.
+"""Deployments for fault runs: `tidegate up` in a temporary folder, and nodes that join a store.
 
-`tidegate up` in a temporary folder, and nodes that join it (`tidegate node`), which nobody starts
-again. Process ids are asked of the kernel each time, since the whole point is that they change.
+`tidegate up` restarts its nodes and its own PostgreSQL when they die. No process restarts a node
+that joined by itself (`tidegate node`). Process ids change with every kill, so they are looked up
+at each call.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ class Deployment:
 
     folder: Path
     up_pid: int
-    # Of each node, in the order in which `up` started them.
+    # One per node, in the order in which `up` started them.
     addresses: list[str]
-    # PostgreSQL servers that `up` was told of, the catalogue first; none: it has its own.
+    # PostgreSQL servers passed to `up`, the catalogue first; empty means that `up` starts its own.
     servers: list[EmbeddedPostgres] = field(default_factory=list)
 
     @property
@@ -53,12 +54,12 @@ class Deployment:
 
     @property
     def store_url(self) -> str:
-        """The embedded PostgreSQL, for looking at the truth from outside."""
+        """The URL of the embedded PostgreSQL, to read the store without a node."""
         return store_url(self.folder / "data")
 
     @property
     def catalogue_url(self) -> str:
-        """Where members and their leader are written down."""
+        """The URL of the store that holds the tables of nodes and their leader."""
         return self.servers[0].url if self.servers else self.store_url
 
     @property
@@ -66,7 +67,7 @@ class Deployment:
         return _log_path(self.folder).read_text(errors="replace")
 
     def node_pid(self, address: str) -> int | None:
-        """The process that listens there now; None while there is none."""
+        """Return the id of the process of `up` that listens at `address`, or None."""
         port = int(address.rpartition(":")[2])
         for process in psutil.Process(self.up_pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -78,17 +79,18 @@ class Deployment:
         return None
 
     def leader(self) -> tuple[int, str] | None:
-        """Who leads by the store's word, its member id and address; None: nobody alive does.
+        """Return the id and address of the leader that the store names, or None without a leader.
 
-        A node that was killed is alive until its lease has ended.
+        A killed node counts as alive until its lease ends.
         """
         with psycopg.connect(self.catalogue_url, connect_timeout=5) as connection:
             return connection.execute(_LEADER).fetchone()
 
     def member_pid(self, address: str) -> int | None:
-        """The process that listens there now, a node of `up` or of a machine; None: there is none.
+        """Return the id of the node process of `up` or of a machine at `address`, or None.
 
-        Machines outlive who has started them, so they are nobody's children, but they are marked.
+        Machines outlive the process that started them, so they are not its children. A variable
+        in their environment marks them.
         """
         port = int(address.rpartition(":")[2])
         listening = [
@@ -99,7 +101,7 @@ class Deployment:
             and connection.laddr.port == port
         ]
         for pid in listening:
-            # Without an id it is another user's.
+            # The pid is None for a process of another user.
             if pid is not None and self._is_ours(pid):
                 return pid
         return None
@@ -113,11 +115,11 @@ class Deployment:
         return False
 
     def postmaster_pid(self) -> int | None:
-        """PostgreSQL's first process; None while there is none."""
+        """Return the process id of the embedded PostgreSQL's postmaster, or None."""
         return postmaster_pid(self.folder / "data")
 
     def stored(self) -> list[MessageKey]:
-        """What the store holds now, as an operator would read it."""
+        """Return the keys of all messages that the store holds now, read with SQL."""
         urls = [server.url for server in self.servers] or [self.catalogue_url]
         return [key for url in urls for key in stored_messages(url)]
 
@@ -127,7 +129,7 @@ def joined_url(addresses: list[str]) -> str:
 
 
 def store_url(data: Path) -> str:
-    """Where the embedded PostgreSQL of a data folder is reached on this machine."""
+    """Return the URL of the embedded PostgreSQL in a data folder."""
     return f"postgresql://tidegate@/tidegate?host={quote(str(data / 'socket'), safe='')}&port=5432"
 
 
@@ -147,7 +149,10 @@ def deployed(
     environment: Mapping[str, str] | None = None,
     keep_log: Path | None = None,
 ) -> Iterator[Deployment]:
-    """`tidegate up` on an empty store, or on several, until the block ends."""
+    """Run `tidegate up` with empty stores until the block ends.
+
+    With `stores` > 1, this process runs the PostgreSQL servers; otherwise `up` runs its own.
+    """
     with temporary_folder("faults") as folder, contextlib.ExitStack() as stack:
         servers: list[EmbeddedPostgres] = []
         if stores > 1:
@@ -183,7 +188,7 @@ def _log_path(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class JoinedNode:
-    """A node that joined a store by itself: dead is dead."""
+    """A node that joined a store by itself; no process restarts it."""
 
     process: subprocess.Popen[bytes]
     address: str
@@ -197,13 +202,13 @@ class JoinedNode:
 def joined_node(
     store: str, folder: Path, *, port: int = 0, environment: Mapping[str, str] | None = None
 ) -> Iterator[JoinedNode]:
-    """`tidegate node` on a store, until the block ends or it is killed."""
+    """Run `tidegate node` on a store until the block ends or the node is killed."""
     number = len(list(folder.glob("node-*.out")))
     output, log = folder / f"node-{number}.out", folder / f"node-{number}.log"
     with output.open("wb") as stdout, log.open("wb") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", "tidegate", "node", "--port", str(port)],
-            # Where it records unless told so is where we happen to be.
+            # Without TELEMETRY__LAKE the node would record in the current folder.
             env={
                 **os.environ,
                 "TIDEGATE_STORE__URL": store,

@@ -1,4 +1,4 @@
-"""Does harm to processes that we started: by their ids, and nothing else."""
+"""Kill processes of a deployment by their process ids."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _ASK_AGAIN_S = 0.02
 
 
 def kill_process(pid: int) -> None:
-    """kill -9: no handler runs, nothing is flushed."""
+    """Kill a process with SIGKILL: no handler runs and no buffer is flushed."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
 def kill_postgres(postmaster: int) -> None:
-    """The postmaster and all its backends at once: what was only in their memory is gone."""
+    """Kill the postmaster and all its backends with SIGKILL, so that their memory is lost."""
     try:
         parent = psutil.Process(postmaster)
         children = parent.children(recursive=True)
-        # Stopped first, so that nobody finishes anything while we go down the list.
+        # Suspend all first, so that no backend completes work while the others are killed.
         for process in (parent, *children):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.suspend()
@@ -41,7 +41,7 @@ def kill_postgres(postmaster: int) -> None:
 
 
 def terminate_backends(store_url: str) -> int:
-    """End every connection of the nodes to PostgreSQL; how many there were."""
+    """End all other connections of this user to PostgreSQL and return their number."""
     with psycopg.connect(store_url, autocommit=True, connect_timeout=5) as connection:
         rows = connection.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity"
@@ -51,17 +51,21 @@ def terminate_backends(store_url: str) -> int:
 
 
 class Injector:
-    """Hurts a deployment."""
+    """Kills processes of one deployment, one at a time."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
         self._turn = 0
-        # Member ids. They lead by the store's word until their leases end, and by then somebody
-        # else may listen at their addresses.
+        # Node ids of killed leaders. The store names them as leaders until their leases end. By
+        # then another node may listen at the same address and must not be killed instead.
         self.leaders_killed: list[int] = []
 
     def strike(self, kind: Kind, *, timeout_s: float = 60.0) -> str:
-        """Kill one of a kind as soon as there is one; what was killed."""
+        """Kill a process of this kind as soon as one runs, and return a description of it.
+
+        Nodes are killed in turn. "backends" ends the connections of PostgreSQL instead.
+        `TimeoutError` means that no such process ran for `timeout_s`.
+        """
         deadline = time.monotonic() + timeout_s
         while (victim := self._try(kind)) is None:
             if time.monotonic() > deadline:
@@ -90,7 +94,7 @@ class Injector:
         return self._try_backends()
 
     def _try_leader(self) -> str | None:
-        """Whoever leads by the store's word: who was started again has a larger id, and waits."""
+        """Kill the leader that the store names, but no leader twice."""
         try:
             leader = self._deployment.leader()
         except psycopg.Error:

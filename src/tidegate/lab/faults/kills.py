@@ -1,11 +1,25 @@
-"""Kill nodes and PostgreSQL at random moments under load, and count what was lost.
+"""Kill nodes and PostgreSQL at random moments under load, and count lost messages.
 
     python -m tidegate.lab.faults.kills --kills 200 [--what node|postgres|both] [--nodes 2] [--json]
 
-Strategy: `tidegate up` and client processes of their own. After most kills a probe waits until
-something is confirmed again, which also measures how long that took; some kills fall into the
-recovery from the last one. In the end everything is healed and drained, and the checker judges.
-The moments come from a seed, which the report names.
+Theory of operation
+
+`tidegate up` runs the nodes and PostgreSQL, and restarts them after each kill. Three producers and
+three consumers run as processes of their own, which are never killed. One queue has one consumer,
+so that its order is strict. Two consumers share the other queue.
+
+Each kill comes after a random pause. As `--what` says, it hits a node, PostgreSQL, or all
+connections to PostgreSQL.
+After most kills, the run waits until a put to a probe queue is confirmed. The time from the kill to
+that confirmation is the recovery time. The other kills come while the system still recovers from
+the one before.
+
+After the last kill, the run stops the producers and waits until the queues are drained. It then
+stops the consumers, reads the store with SQL, and lets the checker judge all histories.
+
+A run passes if the checker finds no violation and no client process failed. The run must also have
+made all requested kills, and the store must hold no message at the end. Pauses and victims follow
+from a seed, which the report contains.
 """
 
 from __future__ import annotations
@@ -36,46 +50,46 @@ MIXTURES: dict[str, tuple[list[Kind], list[int]]] = {
     "postgres": (["postgres"], [1]),
     "both": (["node", "postgres", "backends"], [5, 4, 2]),
 }
-# One queue with one consumer, where order is strict, and one that two consumers share.
+# SOLE has one consumer, so that its order is strict. Two consumers share SHARED.
 SOLE, SHARED, PROBE = "orders", "jobs", "probe"
-# Acknowledgements that nobody waits for reach the store within this, also on a busy machine.
+# Unconfirmed acknowledgements reach the store within these seconds, also on a busy machine.
 SETTLE_S = 30.0
 
 
 class KillOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do to whom."""
+    """Options of a run with kills."""
 
     kills: int = 200
     what: str = "both"
     nodes: int = 1
-    # Of each of the three producers.
+    # Puts per second of each of the three producers.
     rate_per_s: float = 400.0
     tasks: int = 50
-    # Between a recovery and the next kill.
+    # The longest pause between a recovery and the next kill.
     pause_s_max: float = 1.5
-    # Of the kills, those that do not wait for the recovery from the one before.
+    # The fraction of the kills after which the run does not wait for the recovery.
     hasty: float = 0.2
     drain_s: float = 60.0
-    # The run ends when at least so many puts were confirmed.
+    # The producers continue until this many puts are confirmed.
     confirms_min: int = 0
     seed: int | None = None
     keep_log: Path | None = None
 
 
 class KillReport(msgspec.Struct, kw_only=True):
-    """What came of it."""
+    """The result of a run with kills."""
 
     seed: int
-    # How many were asked for, and what was killed how often.
+    # Requested kills, and completed kills by kind.
     kills_wanted: int
     kills: dict[str, int]
     duration_s: float
-    # From a kill to the next confirmed put.
+    # Seconds from a kill to the next confirmed put.
     recovery_s_median: float
     recovery_s_max: float
     verdict: Verdict
     outcome: Outcome
-    # Messages that everybody is done with and the store still holds; None: it could not be asked.
+    # Messages that the store still holds at the end; None if it could not be read.
     left_in_store: int | None
     client_failures: list[str]
 
@@ -95,7 +109,7 @@ class KillReport(msgspec.Struct, kw_only=True):
 def run_kills(
     options: KillOptions, progress: Callable[[str], None] = lambda line: None
 ) -> KillReport:
-    """Run, and judge."""
+    """Run the kills under load and return the checked result; see the module's docstring."""
     with (
         temporary_folder("histories") as folder,
         deployed(nodes=options.nodes, keep_log=options.keep_log) as deployment,
@@ -119,7 +133,7 @@ async def _run(
         for queue in (SOLE, SHARED, PROBE):
             await mq.create_queue(queue)
         with clients_in(folder) as clients:
-            # Each starts at another node, so that some are relayed.
+            # Each client connects to another node first, so that some requests are relayed.
             urls = _rotations(deployment.addresses)
             rate = ("--rate", str(options.rate_per_s), "--tasks", str(options.tasks))
             for number, queue in enumerate((SOLE, SHARED, SHARED)):
@@ -165,7 +179,7 @@ async def _run(
         kills_wanted=options.kills,
         kills=done,
         duration_s=time.monotonic() - began,
-        # None at all when clients ended before the first.
+        # No recovery was measured if clients ended before the first kill.
         recovery_s_median=recoveries_s[len(recoveries_s) // 2] if recoveries_s else math.nan,
         recovery_s_max=max(recoveries_s, default=math.nan),
         verdict=verdict,
@@ -180,7 +194,7 @@ def _rotations(addresses: list[str]) -> list[str]:
 
 
 async def _nothing_waits(mq: tidegate.Client) -> None:
-    """What comes a second time is taken too, while there is somebody to take it."""
+    """Wait until no queue has messages, redelivered ones included, while consumers still run."""
     deadline = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline:
         queues = [
@@ -200,7 +214,7 @@ async def _confirm_something(mq: tidegate.Client) -> None:
 
 
 async def _explain(mq: tidegate.Client, progress: Callable[[str], None]) -> None:
-    """What the nodes say about queues that do not drain."""
+    """Report the nodes' stats of queues that are not drained."""
     for node in (await mq.stats()).nodes:
         for queue in node.queues:
             consumers = [
@@ -213,7 +227,10 @@ async def _explain(mq: tidegate.Client, progress: Callable[[str], None]) -> None
 
 
 def _stored(deployment: Deployment) -> list[MessageKey] | None:
-    """What the store holds once the last acknowledgements have reached it."""
+    """Return the messages in the store after the last acknowledgements have reached it.
+
+    None means that the store could not be read within `SETTLE_S`.
+    """
     deadline = time.monotonic() + SETTLE_S
     while True:
         try:
@@ -236,7 +253,7 @@ def main() -> None:
     parser.add_argument("--log", type=Path, default=None, help="keep the log of `tidegate up`")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    # An exception, so that what was started is stopped on the way out.
+    # `sys.exit` raises, so that the started processes are stopped on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options = KillOptions(
         kills=arguments.kills,

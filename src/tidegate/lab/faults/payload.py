@@ -1,4 +1,4 @@
-"""A payload that says who put it and as the how manieth, so that any reader can tell."""
+"""Payloads that carry the name of their producer and the number of their put."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ PAYLOAD_BYTES = 256
 
 
 def numbered_payload(producer: str, seq: int) -> bytes:
-    """The same bytes for the same number, and different ones for every other."""
+    """Return the payload for one put; it is a function of the producer and the number."""
     head = f"{producer}:{seq}:".encode()
     filler = hashlib.blake2b(head, digest_size=32).hexdigest().encode()
     return (head + filler * (PAYLOAD_BYTES // len(filler) + 1))[:PAYLOAD_BYTES]
 
 
 def numbered(payload: bytes) -> tuple[str, int]:
-    """Who put it, and its number; a payload that is not ours belongs to nobody."""
+    """Return the producer and the number of a payload, or ("?", 0) for any other payload."""
     producer, _, rest = payload.partition(b":")
     seq, _, _ = rest.partition(b":")
     if not seq.isdigit():

@@ -1,12 +1,15 @@
-"""A producer process: many tasks put numbered messages, each put awaited and written down.
+"""A producer process that puts numbered messages and records every put in a history.
 
     python -m tidegate.lab.faults.producer --url … --queue … --name … --history …
 
-Numbers are handed out in the order of the puts, so the queue's order can be checked. With
-`--groups` so many of the tasks put to a group each, one message after the other, under a name and
-with numbers of its own. With `--dedup-every` every so manieth of the others has a dedup id and is
-put once more when it is confirmed, as by somebody who did not hear it. SIGTERM ends the putting;
-what is under way is awaited, and a put without an answer by then is unknown.
+Several tasks put at the same time, and each waits for the answer to its put. Numbers are assigned
+in the order of the puts, so that the checker can compare the order of the queue with them.
+
+With `--groups N`, each of the first N tasks puts to a message group of its own, with a producer
+name and numbers of its own. With `--dedup-every N`, every N-th message outside of groups has a
+dedup id. The producer puts it a second time after the confirmation, as a client would that did not
+receive it. At SIGTERM the tasks start no more puts and wait for the pending ones. A put that
+has no answer after `PATIENCE_S` is recorded as unknown.
 """
 
 from __future__ import annotations
@@ -28,13 +31,13 @@ from tidegate.lab.faults.payload import numbered_payload
 from tidegate.lab.history import HistoryWriter
 
 FLUSH_S = 0.05
-# Longer than any outage that a run makes: an answer that takes this long is called unknown.
+# Longer than any outage that a run causes; a put without an answer after it counts as unknown.
 PATIENCE_S = 60.0
 
 
 @asynccontextmanager
 async def patient_client(url: str, name: str) -> AsyncIterator[tidegate.Client]:
-    """Connect when a node answers: a run may kill the node while this process starts."""
+    """Connect as soon as a node answers; the run may kill nodes while this process starts."""
     deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while True:
         connecting = tidegate.connect(url, name=name, reconnect_s=PATIENCE_S)
@@ -64,7 +67,10 @@ async def produce(
     groups: int = 0,
     dedup_every: int = 0,
 ) -> int:
-    """Put until told to stop, or until `limit` is reached; how many."""
+    """Put until `stop` is set or `limit` is reached, and return the number of puts.
+
+    `limit` None and `rate_per_s` 0 mean unlimited; `dedup_every` 0 means no dedup ids.
+    """
     loop = asyncio.get_running_loop()
     numbers: dict[str, Iterator[int]] = {}
     put = 0

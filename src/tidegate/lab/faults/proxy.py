@@ -1,15 +1,32 @@
-"""A TCP proxy that misbehaves on request: the cable between a client and a server.
+"""A TCP proxy that injects network faults between a client and a server.
 
-    passes    bytes go both ways, each `delay_s` after it came
-    frozen    half open: both connections stay, nothing passes, nobody is told
-    deaf      requests pass, answers are swallowed: the outcome of everything is unknown
-    cut()     all connections are reset at once
+Theory of operation
 
-What is held while frozen is delivered when the link thaws, as a real cable would.
+The proxy accepts connections from clients and opens one connection to the server for each of them.
+A `_Link` is such a pair. It has two `_End`s (the sockets) and two `_Direction`s (requests and
+answers). Each direction has a queue of pieces and one timer.
 
-A delay is the time that a byte takes, not a limit of how many pass: whatever has come is put in
-line with the moment at which it is due, and one timer for each direction delivers all that is due
-together. Bytes keep their order when the delay is changed under way.
+One mode holds for all links:
+
+    passes    forwards bytes in both directions, each `delay_s` after it arrived
+    frozen    keeps both connections open and forwards nothing, as a half-open connection does
+    deaf      forwards requests and discards answers, so that every result is unknown to the client
+
+`cut()` is not a mode: it resets all connections at once, and the proxy accepts new ones.
+
+Invariants:
+
+- Each direction keeps the order of its bytes, also when the delay becomes shorter meanwhile.
+- A delay does not limit the throughput. Each piece has its own due time, and the timer delivers
+  all pieces that are due in one write.
+- A frozen proxy forwards nothing, not even the end of a stream. It forwards what arrived meanwhile
+  when the mode changes.
+- A sender feels back pressure when the receiver is slow, when the proxy is frozen, and when
+  `IN_FLIGHT_BYTES_MAX` bytes are on their way.
+- The end of a stream is forwarded in order after its last byte. A link ends when both directions
+  have ended.
+
+If the proxy cannot connect to the server, it resets the client's connection.
 """
 
 from __future__ import annotations
@@ -24,19 +41,23 @@ from urllib.parse import urlsplit
 
 Mode = Literal["passes", "frozen", "deaf"]
 
-# So much may be on its way in one direction; beyond it the sender is made to wait.
+# The most bytes on their way in one direction; beyond it the proxy stops reading from the sender.
 IN_FLIGHT_BYTES_MAX = 64 * 1024 * 1024
-# epoll counts in whole milliseconds and rounds up. Aiming half of one early is right on average.
+# epoll rounds timeouts up to whole milliseconds. Aiming half a millisecond early is right on
+# average.
 TIMER_ERROR_S = 0.0005
 
 
 class TcpProxy:
-    """Listens on a free port in front of a server; use with `async with`."""
+    """A proxy that listens on a free port in front of one server; use it with `async with`."""
 
     def __init__(self, target: str, delay_s: float = 0.0, *, host: str = "127.0.0.1") -> None:
-        """`target` is a URL with host and port, of any scheme, or host:port of a node.
+        """Prepare a proxy in front of `target`.
 
-        `host` is where the proxy listens; a loop with a network of its own has other names.
+        `target` is a URL of any scheme with host and port, or host:port of a node. `host` is the
+        address to listen on; an event loop with a simulated network has other addresses.
+        `ValueError` means that the target has no host or no port, or that the delay is out of
+        range.
         """
         self._target = target if "://" in target else f"tidegate://{target}"
         parts = urlsplit(self._target)
@@ -58,14 +79,14 @@ class TcpProxy:
 
     @property
     def url(self) -> str:
-        """The target's URL, with this proxy's host and port in it."""
+        """The target's URL with the proxy's host and port instead of its own."""
         parts = urlsplit(self._target)
         login, at, _ = parts.netloc.rpartition("@")
         return parts._replace(netloc=f"{login}{at}{self._own_host}:{self.port}").geturl()
 
     @property
     def delay_s(self) -> float:
-        """How much later bytes arrive, each way."""
+        """The seconds by which the proxy delays bytes in each direction."""
         return self._delay_s
 
     @property
@@ -82,20 +103,22 @@ class TcpProxy:
         self._server.close()
         links = list(self._links)
         self.cut()
-        # Aborted connections are gone with the loop's next turns; nothing is left behind.
+        # The loop closes aborted transports in its next iterations; without this wait it could
+        # end with sockets open.
         await asyncio.gather(*(link.ended.wait() for link in links))
 
     def set_mode(self, mode: Mode) -> None:
+        """Set the mode of all links, and forward the bytes that a frozen proxy has held."""
         self._mode = mode
         for link in list(self._links):
             link.go_on()
 
     def set_delay(self, delay_s: float) -> None:
-        """For what comes from now on; what is on its way keeps its moment."""
+        """Set the delay for bytes that arrive from now on; earlier bytes keep their due times."""
         self._delay_s = _checked(delay_s)
 
     def cut(self) -> None:
-        """Reset every connection; new ones are accepted."""
+        """Reset every connection and continue to accept new ones."""
         for link in list(self._links):
             link.cut()
 
@@ -117,7 +140,7 @@ class TcpProxy:
 
 
 class _Link:
-    """One client's connection and the one that we made for it."""
+    """A client's connection and the connection to the server that the proxy opened for it."""
 
     def __init__(self, proxy: TcpProxy) -> None:
         self.proxy = proxy
@@ -136,7 +159,7 @@ class _Link:
             self._connecting = asyncio.get_running_loop().create_task(self.proxy._connect(self))
 
     def left(self) -> None:
-        """An end is gone; with the last one, the link is."""
+        """Remove the link when both of its ends are closed."""
         if self.client.gone and (self.server.gone or self.server.transport is None):
             self.requests.stop()
             self.answers.stop()
@@ -167,7 +190,7 @@ class _End(asyncio.Protocol):
         goes_by.sink = self
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Not asserted: uvloop's transports have the methods and not the class.
+        # A cast instead of an assertion: uvloop's transports do not inherit from the class.
         self.transport = cast(asyncio.Transport, transport)
         self._link.came(self)
         self._goes_by.go_on()
@@ -177,7 +200,7 @@ class _End(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self._comes_by.take(b"")
-        # Answers that are still on their way to this end are delivered before it is closed.
+        # True keeps the transport open: answers on their way to this end must still be delivered.
         return True
 
     def pause_writing(self) -> None:
@@ -197,7 +220,7 @@ class _End(asyncio.Protocol):
         return not other.is_over
 
     def close(self) -> None:
-        """When what was written has gone out."""
+        """Close the transport after all written bytes have been sent."""
         if self.transport is not None:
             self.transport.close()
 
@@ -205,7 +228,7 @@ class _End(asyncio.Protocol):
         if self.transport is None or self.gone:
             return
         own = self.transport.get_extra_info("socket")
-        # Linger 0: a reset, as when the other machine is gone, not a polite end.
+        # Linger 0 makes the kernel send a reset instead of a normal end of the stream.
         if own is not None:
             with contextlib.suppress(OSError):
                 own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -213,7 +236,7 @@ class _End(asyncio.Protocol):
 
 
 class _Direction:
-    """Bytes on their way from one end to the other, in order; an empty piece is the end."""
+    """The bytes on their way from one end to the other; an empty piece is the end of the stream."""
 
     source: _End
     sink: _End
@@ -228,7 +251,7 @@ class _Direction:
         self._sink_is_full = False
         self._source_waits = False
         self._ended = False
-        # Its end has been delivered, or there is nobody to deliver it to.
+        # True when the end of the stream was delivered, or when the receiving end is closed.
         self.is_over = False
 
     def take(self, data: bytes) -> None:
@@ -236,7 +259,7 @@ class _Direction:
             return
         self._ended = not data
         now = asyncio.get_running_loop().time()
-        # Never before what came earlier, though the delay was shortened since.
+        # Not before earlier bytes: the delay may have become shorter since they arrived.
         self._last_due = max(now + self._proxy.delay_s, self._last_due)
         self._on_the_way.append((self._last_due, data))
         self._in_flight_bytes += len(data)
@@ -245,7 +268,7 @@ class _Direction:
         self._let_the_source_wait()
 
     def go_on(self) -> None:
-        """Something changed: the mode, or there is somebody to write to."""
+        """Deliver and read again as the current mode and receiver allow."""
         if self._timer is None:
             self._deliver()
         self._let_the_source_wait()
@@ -259,7 +282,7 @@ class _Direction:
         self.go_on()
 
     def stop(self) -> None:
-        """Nobody is there to write to."""
+        """Discard all bytes because the receiving end is closed."""
         self._ended = self.is_over = True
         self._on_the_way.clear()
         if self._timer is not None:
@@ -289,7 +312,7 @@ class _Direction:
             self._timer = loop.call_at(self._on_the_way[0][0] - TIMER_ERROR_S, self._timer_fired)
 
     def _end_at(self, transport: asyncio.Transport) -> None:
-        """Half of the link has ended, as TCP lets it; the link has when the other half has."""
+        """Forward the end of the stream, and close both ends if the other direction is over too."""
         self.is_over = True
         if self.sink.goes_on_after(self):
             if transport.can_write_eof() and not transport.is_closing():
@@ -307,7 +330,7 @@ class _Direction:
         return self._sink_is_full or self._proxy.mode == "frozen"
 
     def _let_the_source_wait(self) -> None:
-        """Back pressure: a sender feels a full or frozen cable as it would without us."""
+        """Pause or resume reading from the sender, so that back pressure passes through."""
         transport = self.source.transport
         wait = self._is_blocked or self._in_flight_bytes > IN_FLIGHT_BYTES_MAX
         if transport is None or transport.is_closing() or wait == self._source_waits:

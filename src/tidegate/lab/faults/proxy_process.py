@@ -1,7 +1,8 @@
-"""The misbehaving TCP proxy as a process of its own, steered over its input.
+"""The fault-injecting TCP proxy as a child process, controlled over its standard input.
 
-A proxy that shares a loop with what it stands in front of delays it by what that loop is busy
-with, too. `proxy_at` starts one and gives its verbs.
+A proxy in the event loop of the client or the server would add the time for which that loop is
+busy to the delay. `proxy_at` therefore starts the proxy in a process of its own. The parent writes
+one `ProxyCommand` a line and reads one answer for each.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ANSWER_TIMEOUT_S = 20.0
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What is to change; None: stays."""
+    """A change of the proxy; `None` leaves a value as it is."""
 
     delay_s: float | None = None
     mode: Mode | None = None
@@ -29,7 +30,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class ProxyProcess:
-    """A proxy in a child process; each call returns when the proxy does what it says."""
+    """A proxy in a child process; each call returns after the proxy has applied the change."""
 
     def __init__(self, child: Child, url: str) -> None:
         self._child = child
@@ -61,7 +62,7 @@ class ProxyProcess:
 
 @contextlib.contextmanager
 def proxy_at(target: str, delay_s: float = 0.0) -> Iterator[ProxyProcess]:
-    """A proxy in front of this URL until the block ends."""
+    """Run a proxy in front of `target` in a child process until the block ends."""
     with Child("tidegate.lab.faults.proxy_process", [target, str(delay_s)]) as child:
         yield ProxyProcess(child, child.hear(str, ANSWER_TIMEOUT_S))
 

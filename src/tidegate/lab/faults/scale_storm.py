@@ -2,15 +2,29 @@
 
     python -m tidegate.lab.faults.scale_storm --events 100 [--stores 2] [--seed …] [--json]
 
-Strategy: `tidegate up` with a fleet of process machines, producers that are processes of their own,
-and the consumers are the workers of the replicas, which write down each delivery before they work
-on it and before they acknowledge it; beside them one ordinary consumer, which is sent from replica
-to replica. Some of the messages are of groups, some have dedup ids and are put twice. An event is
-an order for another number of replicas; most are followed by a kill -9 somewhere, at a random
-moment of its carrying out. Who leads is asked of the store, and dies at least once. In the end
-everything is healed and drained, and the checker judges: lost, unexpected, unflagged and (within a
-group) out of order must be 0, the store must hold nothing more, and every order that was waited for
-must have been carried out, the first and the last among them.
+Theory of operation
+
+`tidegate up` runs two nodes and a fleet of machines that are processes. Two producers put messages;
+some messages belong to groups, and some have dedup ids and are put twice. The consumers are the
+workers of the replicas (`storm_worker`) and one ordinary consumer, which moves between replicas.
+Producers and the ordinary consumer are processes that are never killed.
+
+An event is a request for another number of replicas. Most events are followed, within two seconds,
+by a SIGKILL of a machine, a machine's node, a worker, the leader, or, if requested, PostgreSQL.
+The leader is the node that the store names. If there are kills at all, at least one is planned for
+the leader. Some events begin before the one before is completed.
+
+After the last event, the run stops the producers, requests two replicas and waits for them, and
+drains the queue. Then the checker judges all histories.
+
+A run passes if all of these hold:
+
+- The checker finds no violation. Order counts within a group only, because the queue is replicated.
+- No client process failed, and the store holds no message at the end.
+- Every request that the run waited for was completed in time, the first and the last included.
+- At least one leader was killed, if there were kills.
+
+Events and victims follow from a seed, which the report contains.
 """
 
 from __future__ import annotations
@@ -44,7 +58,10 @@ REPLICAS_MAX = 4
 
 
 def settings_with(lease_s: float) -> str:
-    """The configuration of every process; who is silent for that long counts as dead."""
+    """Return the settings file for all processes.
+
+    Nodes and machines count as dead after `lease_s` without a renewal.
+    """
     return f"""
 [node]
 lease = "{lease_s:g}s"
@@ -72,51 +89,51 @@ SCALING = Scaling(
     worker="tidegate.lab.faults.storm_worker:app",
     slots_per_machine=2,
 )
-# What is killed, and how often of ten.
+# The victims with their weights, which sum to 10.
 LEADER, STORE = "leader", "store"
 VICTIMS = {"machine": 3, "machine's node": 2, "worker": 3, LEADER: 2}
 _LOOK_S = 0.1
-# For the last acknowledgements.
+# Seconds to wait for the last acknowledgements.
 _NOTHING_S = 60.0
 
 
 class StormOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How hard it blows."""
+    """Options of a scale storm."""
 
     events: int = 100
-    # Of the events, those with a kill.
+    # The fraction of the events with a kill.
     kills: float = 0.6
-    # Of the events, those that do not wait for the one before.
+    # The fraction of the events whose completion the run does not wait for.
     hasty: float = 0.4
     wait_s: float = 40.0
-    # For somebody who leads: longer than a dead leader's lease, and than one takes to start.
+    # Seconds to wait for a leader to kill: longer than a lease and the start of a node.
     leader_s: float = 30.0
     lease_s: float = 1.0
     rate_per_s: float = 150.0
     drain_s: float = 120.0
-    # The storm ends when at least so many puts were confirmed.
+    # The producers continue until this many puts are confirmed.
     confirms_min: int = 0
-    # PostgreSQL servers that the replicas are spread over.
+    # The number of PostgreSQL servers over which the replicas are distributed.
     stores: int = 1
     seed: int | None = None
-    # Whether PostgreSQL is killed, too.
+    # Adds PostgreSQL to the victims.
     kill_store: bool = False
     keep_log: Path | None = None
-    # Where the histories go in the end, to see what became of a message.
+    # A folder for a copy of the histories, to trace a message after the run; None: no copy.
     keep_histories: Path | None = None
 
 
 class StormReport(msgspec.Struct, kw_only=True):
-    """What came of it."""
+    """The result of a scale storm."""
 
     seed: int
     events: int
     ups: int
     downs: int
-    # Kills that were asked for, those that found nobody included, and who was killed how often.
+    # Planned kills, also the ones without a victim, and completed kills by kind of victim.
     kills_wanted: int
     kills: dict[str, int]
-    # Orders that were waited for, those of them that were carried out, how long the slowest took.
+    # Requests that the run waited for, completed ones among them, and seconds of the slowest.
     waited_for: int
     carried_out: int
     slowest_s: float
@@ -140,7 +157,7 @@ class StormReport(msgspec.Struct, kw_only=True):
 def run_storm(
     options: StormOptions, progress: Callable[[str], None] = lambda line: None
 ) -> StormReport:
-    """Run, and judge."""
+    """Run a scale storm and return the checked result; see the module's docstring."""
     with temporary_folder("storm") as folder:
         settings = folder / "tidegate.toml"
         settings.write_text(settings_with(options.lease_s))
@@ -158,7 +175,10 @@ def run_storm(
 
 
 def planned_victims(options: StormOptions, chance: random.Random) -> list[str | None]:
-    """What is killed after each order, None: nothing. Where there are kills, the leader is hit."""
+    """Return the victim after each event, with None for no kill.
+
+    If `options.kills` is above 0, at least one victim is the leader.
+    """
     victims = VICTIMS | ({STORE: 2} if options.kill_store else {})
     planned = [
         chance.choices(list(victims), list(victims.values()))[0]
@@ -274,7 +294,7 @@ class _Storm:
                 raise RuntimeError(f"clients ended early: {ended}")
 
     async def _order(self, mq: tidegate.Client, wanted: int) -> None:
-        """Insist: the alias's owner may be the one that was killed."""
+        """Request a number of replicas; retry, because the alias's owner may just be killed."""
         async with asyncio.timeout(60.0):
             while True:
                 try:
@@ -285,7 +305,7 @@ class _Storm:
                     await asyncio.sleep(_LOOK_S)
 
     async def _carried_out(self, mq: tidegate.Client, wanted: int, ordered_at: float) -> str:
-        """Wait for an order, and count whether it was carried out."""
+        """Wait for a request, count whether it was completed, and return a text about it."""
         self._waited_for += 1
         if not await self._wait_for(mq, wanted):
             return f", not there after {self._options.wait_s:.0f} s"
@@ -293,7 +313,7 @@ class _Storm:
         return f", there after {self._took_s[-1]:.1f} s"
 
     async def _wait_for(self, mq: tidegate.Client, wanted: int) -> bool:
-        """Until so many serve and no other is there."""
+        """Wait until `wanted` replicas serve and there are no others; False: timed out."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.wait_s):
                 while True:
@@ -306,9 +326,9 @@ class _Storm:
         return False
 
     def _strike(self, kind: str) -> str:
-        """Kill one of a kind; who it was."""
+        """Kill a process of this kind and return a description of it, or of why there was none."""
         if kind == LEADER:
-            # By the store's word, as soon as somebody leads again.
+            # The injector waits until the store names a leader.
             try:
                 victim = self._injector.strike("leader", timeout_s=self._options.leader_s)
             except TimeoutError as nobody:
@@ -327,7 +347,10 @@ class _Storm:
         return victim
 
     def _candidates(self, kind: str) -> list[int]:
-        """Processes of ours of that kind: known by the settings that they were started with."""
+        """Return the processes of this kind that belong to the run.
+
+        The settings file in their environment identifies them.
+        """
         if kind == STORE:
             postmaster = self._deployment.postmaster_pid()
             return [] if postmaster is None else [postmaster]
@@ -347,7 +370,7 @@ class _Storm:
         return found_pids
 
     async def _nothing_left(self, mq: tidegate.Client) -> int:
-        """What the store still holds once the last acknowledgements have come."""
+        """Return the number of messages in the store after the last acknowledgements."""
         deadline = time.monotonic() + _NOTHING_S
         while True:
             left = len(await asyncio.to_thread(self._deployment.stored))
@@ -367,7 +390,7 @@ def main() -> None:
     parser.add_argument("--histories", type=Path, default=None, help="keep what clients noted")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    # An exception, so that what was started is stopped on the way out.
+    # `sys.exit` raises, so that the started processes are stopped on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options = StormOptions(
         events=arguments.events,

@@ -1,9 +1,9 @@
-"""The user code of a scale storm: writes down what it was given, and that it lets go of it.
+"""The worker application of a scale storm: it records deliveries and acknowledgements.
 
-Workers are killed with -9, so every delivery is in the file before its work begins, and that it is
-acknowledged when its work is done and nothing but the acknowledgement is left to do: what a worker
-was at when it was killed it never let go of. A delivery whose acknowledgement was lost comes again,
-flagged, as it should.
+The run kills workers with SIGKILL. The worker therefore writes a delivery to the file before its
+work begins, and the acknowledgement after the work, just before the worker acknowledges. So the
+history of a killed worker has no acknowledgement for the messages it was working on. A message
+whose acknowledgement is lost is delivered again as redelivered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidegate.lab.history import HistoryWriter
 FOLDER_VARIABLE = "TIDEGATE_STORM_HISTORIES"
 WORK_VARIABLE = "TIDEGATE_STORM_WORK_S"
 QUEUE = "storm"
-# So that a kill finds something begun.
+# Seconds per message, so that kills hit workers with work in progress.
 WORK_S = float(os.environ.get(WORK_VARIABLE, "0.004"))
 
 app = tidegate.App()
@@ -51,6 +51,6 @@ async def take(message: tidegate.Message) -> None:
     )
     history.flush()
     await asyncio.sleep(WORK_S)
-    # Whoever is cut off meanwhile does not get here: its message is given back.
+    # A handler that is cancelled during the sleep does not get here: its message is returned.
     history.note("ack", "invoke", QUEUE, producer, seq)
     history.flush()

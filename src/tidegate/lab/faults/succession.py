@@ -1,16 +1,27 @@
-"""Leaders that die one after the other, each at its step of a scale-out or a scale-in.
+"""Leaders that crash in succession, each at its own step of a scale-out or a scale-in.
 
     python -m tidegate.lab.faults.succession before-drain after-drain … [--json]
 
-Strategy: a store, a line of nodes that nobody starts again, each with a crash point of its own, and
-a last one without. All join before the first machine does, so that they lead in turn (the smallest
-living id leads). A queue with workers on process machines is then ordered from one replica to three
-and back, under load, until everybody in the line has died at its point: whatever one has left
-half done, the next one ends. A scale-out counts as carried out when each replica has its producer,
-so that nobody gets past the migration of clients. A point of a machine is given to the last node,
-whose machines inherit it: when it leads, it starts machines, and there they die. In the end the
-checker judges, and nothing may be left: no message in the store, no machine at the provider, no
-process.
+Theory of operation
+
+The run starts a store and a line of nodes that no process restarts. Each node but the last has a
+crash point: a named step of the control loops at which it kills itself. All nodes join before the
+first machine does, so they become leader in the order of the line, because the live node with the
+smallest id leads.
+
+The run then requests, under load, one replica and three replicas in turn. The replicas' workers run
+on machines that are processes. When a leader crashes at its point, the next leader must complete
+the action that was in progress. The run continues until every node in the line has crashed, or
+until `orders_max` requests.
+
+A scale-out is complete only when each replica has a producer. Otherwise the next scale-in would
+have no clients to move, and no leader would reach the crash points of that migration.
+
+Machines have crash points too. The last node gets such a point, and its machines inherit it. They
+crash when the last node is leader and starts them.
+
+At the end, the checker judges all histories. The store must hold no message, the provider must list
+no machine, and no process of a machine may run.
 """
 
 from __future__ import annotations
@@ -65,7 +76,8 @@ enabled = false
 """
 SCALING = Scaling(
     replicas=Range(0, MANY),
-    # Producers are elected too, and so have to leave what is drained.
+    # With this policy producers are assigned to replicas too, so that they must leave a replica
+    # that is drained.
     policy=ScalingPolicy.CLIENTS,
     steering=Steering.MANUAL,
     replicas_wanted=1,
@@ -76,17 +88,17 @@ SCALING = Scaling(
     worker="tidegate.lab.faults.storm_worker:app",
     slots_per_machine=1,
 )
-# One worker takes 4 of them at a time: fewer than are put, so that one replica has a backlog that
-# several have to share out.
+# Seconds per message. A worker handles 4 messages at a time, which is slower than the producers:
+# one replica builds a backlog that must be distributed after the scale-out.
 WORK_S = 0.03
 _LOOK_S = 0.05
 _ORDER_S = 120.0
-# For the last acknowledgements, and for the last machine to be gone.
+# Seconds to wait for the last acknowledgements, and for the last machine to end.
 _NOTHING_S = 60.0
 
 
 class SuccessionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Who dies where."""
+    """Options of a succession: the crash points in the order of the nodes."""
 
     points: Sequence[str]
     rate_per_s: float = 70.0
@@ -94,19 +106,19 @@ class SuccessionOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def orders_max(self) -> int:
-        """Orders after which every point has to have been reached: out and in, each leader is."""
-        # A machine may be halted before it gets there, and a leader that was too busy for its lease
-        # leads again when all others have died.
+        """The number of requests within which every crash point must be reached."""
+        # Some requests do not reach a point. A machine may be halted before it gets there. A leader
+        # that was too busy to renew its lease leads again only after all others have crashed.
         return max(1 + 4 * len(self.points), 24)
 
 
 class SuccessionReport(msgspec.Struct, kw_only=True):
-    """What came of it."""
+    """The result of a succession."""
 
     orders: int
-    # Points at which somebody died, in that order.
+    # The points at which leaders crashed, in that order.
     died_at: list[str]
-    # From the first death during an order until that order was carried out.
+    # Seconds from the first crash during a request until that request was completed.
     took_over_s: list[float]
     machines_died: int
     duration_s: float
@@ -114,7 +126,7 @@ class SuccessionReport(msgspec.Struct, kw_only=True):
     outcome: Outcome
     client_failures: list[str]
     left_in_store: int
-    # Machines that the provider still knows or rows that are still there, and processes.
+    # Machines that the provider still lists, and their processes.
     left_behind: list[str]
 
     @property
@@ -127,7 +139,10 @@ class SuccessionReport(msgspec.Struct, kw_only=True):
 def run_succession(
     options: SuccessionOptions, progress: Callable[[str], None] = lambda line: None
 ) -> SuccessionReport:
-    """Run, and judge."""
+    """Run a succession and return the checked result; see the module's docstring.
+
+    `ValueError` means that `options.points` has more than one crash point of machines.
+    """
     of_machines = [point for point in options.points if point in MACHINE_POINTS]
     of_leaders = [point for point in options.points if point not in MACHINE_POINTS]
     if len(of_machines) > 1:
@@ -141,10 +156,10 @@ def run_succession(
             "TIDEGATE_STORE__DATA": str(folder / "nodes"),
             FOLDER_VARIABLE: str(histories),
             WORK_VARIABLE: str(WORK_S),
-            # Should we be killed, the machines end by themselves.
+            # Makes the machines end by themselves if this process is killed.
             KEEPER_VARIABLE: str(identity_of(os.getpid())),
         }
-        # One at a time makes the tables.
+        # The tables are created before any node starts, so that the nodes do not compete for it.
         asyncio.run(_prepare(postgres.url))
         with (
             _no_machine_left(folder / "nodes" / "fleet"),
@@ -165,7 +180,7 @@ async def _prepare(url: str) -> None:
 def _line(
     url: str, folder: Path, environment: dict[str, str], points: list[str]
 ) -> Iterator[dict[str, JoinedNode]]:
-    """A node for each point; the last of them is the one that stays."""
+    """Start a node for each point, and a last node that does not crash."""
     if not points or points[-1] not in MACHINE_POINTS:
         points = [*points, ""]
 
@@ -177,13 +192,13 @@ def _line(
             crash = {VARIABLE: point} if point else {}
             return stack.enter_context(joined_node(url, own, environment={**environment, **crash}))
 
-        # In this order, which saves orders: the next one dies a step after the one before.
+        # The order of the points saves requests: each node crashes a step after the one before.
         yield {point: start(point) for point in points}
 
 
 @contextlib.contextmanager
 def _no_machine_left(fleet: Path) -> Iterator[None]:
-    """Whatever happens, machines end: nobody keeps them."""
+    """Halt all machines when the block ends, however it ends."""
     try:
         yield
     finally:
@@ -218,7 +233,7 @@ class _Succession:
         self._machines_died: set[int] = set()
         self._orders = 0
         self._machines_are_to_die = len(line) < len(options.points)
-        # Whether the last node was ordered to start machines, which inherit its point.
+        # True after the last node, as leader, had to start machines, which inherit its point.
         self._last_has_started = False
 
     async def run(self) -> SuccessionReport:
@@ -276,12 +291,15 @@ class _Succession:
         return len(self._died_at) == len(self._line)
 
     def _warm(self, wanted: int) -> int:
-        """Machines to keep without work: one that is halted at once does not see its workers go."""
+        """Return how many machines to keep without replicas.
+
+        A machine that is halted at once never reaches a crash point after the end of its workers.
+        """
         is_time = self._machines_are_to_die and self._last_has_started
         return MANY - 1 if is_time and wanted == 1 else 0
 
     async def _order(self, mq: tidegate.Client, wanted: int) -> None:
-        """So many replicas, on as many machines, whoever dies meanwhile."""
+        """Request `wanted` replicas and wait for them and their machines, through all crashes."""
         self._orders += 1
         if wanted == MANY and self._leaders_have_died:
             self._last_has_started = True
@@ -325,7 +343,7 @@ class _Succession:
         return False
 
     async def _has_spread(self, mq: tidegate.Client) -> bool:
-        """Whether each replica has its producer: a scale-in before that has nobody to move."""
+        """Return whether each replica has a producer, so that a scale-in has clients to move."""
         alias_id = await mq.queue_id(QUEUE)
         numbers = await mq.stats(QUEUE)
         at_replicas = [
@@ -344,7 +362,7 @@ class _Succession:
                 self._died_at[point] = time.monotonic()
 
     async def _nothing_left(self) -> int:
-        """What the store still holds once the last acknowledgements have come."""
+        """Return the number of messages in the store after the last acknowledgements."""
         deadline = time.monotonic() + _NOTHING_S
         while True:
             left = len(await asyncio.to_thread(stored_messages, self._url))
@@ -353,12 +371,12 @@ class _Succession:
             await asyncio.sleep(_LOOK_S)
 
     async def _left_behind(self) -> list[str]:
-        """Machines and processes that are there although no machine is wanted."""
+        """Return the machines and processes that remain although no machine is wanted."""
         fleet = (self._folder / "nodes" / "fleet").resolve()
         provider = ProcessProvider(fleet, store_urls=[])
         deadline = time.monotonic() + _NOTHING_S
         while True:
-            # What died is put away beside.
+            # Poll: the leader removes crashed machines later than the request is completed.
             found = [f"machine {one.machine_id} ({one.state})" for one in await provider.list()]
             found += await asyncio.to_thread(_processes_of, fleet)
             if not found or time.monotonic() > deadline:
@@ -380,7 +398,7 @@ def main() -> None:
     parser.add_argument("points", nargs="*", default=list(STEERING_POINTS))
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    # An exception, so that what was started is stopped on the way out.
+    # `sys.exit` raises, so that the started processes are stopped on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     report = run_succession(
         SuccessionOptions(points=arguments.points),

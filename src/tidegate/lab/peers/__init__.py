@@ -1,1 +1,1 @@
-"""The systems we are measured against: how each is started, and how each is driven best."""
+"""The systems in the comparison: how to start each server, and how to drive it at its best."""

@@ -1,4 +1,4 @@
-"""Who is measured: every system by the name that the report gives it."""
+"""The contenders of the comparison, by the names that the report gives them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidegate.lab.peers.redis_server import redis_server
 from tidegate.lab.peers.server import Server
 from tidegate.lab.peers.tidegate_server import tidegate_server
 
-# A put awaited per message by this many tasks, or as many unconfirmed on a raw socket.
+# The tasks that each await one put at a time, or the unconfirmed messages on a raw socket.
 IN_FLIGHT = 1000
 
 SERVERS: dict[str, Callable[[], AbstractContextManager[Server]]] = {
@@ -25,19 +25,19 @@ SERVERS: dict[str, Callable[[], AbstractContextManager[Server]]] = {
 
 
 class Contender(msgspec.Struct, frozen=True):
-    """A server driven by one client in one way."""
+    """A server and the client module that drives it."""
 
     name: str
     server: str
     module: str
     in_flight: int = IN_FLIGHT
     settings: dict[str, str] = msgspec.field(default_factory=dict)
-    # Whether it can be offered a rate: a client that waits for every confirm cannot.
+    # False if the client cannot keep a fixed rate, because it waits for every confirmation.
     offers_rate: bool = True
 
     @property
     def is_ours(self) -> bool:
-        """Whether this is Tidegate itself."""
+        """Whether the server is Tidegate."""
         return self.server == "tidegate"
 
 

@@ -1,7 +1,7 @@
-"""HAProxy as Debian packages it, with a static configuration: what a careful operator would write.
+"""HAProxy from the Debian package, with the static configuration of a careful operator.
 
-Strategy: its own configuration in a temporary folder, on a free loopback port, in the foreground;
-the installed service is neither used nor disturbed. As many threads as it takes by default.
+It runs in the foreground on a free loopback port, with its configuration in a temporary folder and
+its default number of threads. The installed service is neither used nor disturbed.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ def plain_configuration(
     reuse: str = "always",
     ready_path: str = "/",
 ) -> str:
-    """Bounds, timeouts, checks, balancing and reuse of connections as our door has them by default.
+    """Return a configuration with the defaults of Tidegate's own door, without log and rules.
 
-    No log, no rules. HAProxy's own default of `reuse` is `safe`.
+    The defaults are the limits, timeouts, health checks, balancing, and reuse of connections.
+    HAProxy's own default of `reuse` is `safe`.
     """
     cookie = "    cookie StickyHost insert indirect nocache httponly\n" if sticky else ""
     servers = "".join(
@@ -83,7 +84,7 @@ def plain_configuration(
 
 @dataclass(frozen=True)
 class HaproxyServer:
-    """One that answers, and its process."""
+    """A running HAProxy that answers requests."""
 
     port: int
     process: subprocess.Popen[bytes]
@@ -99,7 +100,7 @@ def haproxy_server(
     reuse: str = "always",
     ready_path: str = "/",
 ) -> Iterator[HaproxyServer]:
-    """Before these servers on loopback ports, until the block ends."""
+    """Run HAProxy in front of servers on loopback ports until the block ends."""
     program = find_program(["haproxy"], DEBIAN_PACKAGE)
     (port,) = free_loopback_ports(1)
     with temporary_folder("haproxy") as folder:
@@ -117,7 +118,7 @@ def haproxy_server(
         )
         question = f"GET {ready_path} HTTP/1.1\r\nHost: shop\r\nConnection: close\r\n\r\n".encode()
         with running(
-            # In the foreground, without a master process.
+            # `-db` keeps HAProxy in the foreground, without a master process.
             [program, "-db", "-f", str(file)],
             folder=folder,
             is_ready=lambda: answers(port, question, b"HTTP/1.1 200"),

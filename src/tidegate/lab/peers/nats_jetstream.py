@@ -1,8 +1,8 @@
-"""NATS JetStream as a work queue: publishes in flight with acks, an ack per message consumed.
+"""NATS JetStream as a work queue, with confirmed publishes and one acknowledgement per message.
 
-Strategy: a file-backed stream with work-queue retention, so an acknowledged message is gone. The
-consumer is a pushed one with a callback: the client library serves it 40 % faster, and sooner,
-than a pull consumer that fetches (measured: 41 k against 29 k msg/s), and a peer gets its best.
+The stream is stored in files and has work-queue retention, which deletes acknowledged messages. The
+consumer is a push consumer with a callback. With this client library it is 40 % faster than a pull
+consumer (measured: 41,000 against 29,000 msg/s) and has a lower latency.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ CONSUMER = "worker"
 
 
 def produce(side: ProducerSide) -> None:
-    """Publish everything, each acknowledged by the stream."""
+    """Publish all messages, each confirmed by the stream."""
     run_on_uvloop(_produce(side))
 
 
 def consume(side: ConsumerSide) -> None:
-    """Take everything in, an ack per message."""
+    """Consume all messages with one acknowledgement for each."""
     run_on_uvloop(_consume(side))
 
 
 async def _produce(side: ProducerSide) -> None:
     queue = side.work.queue
     connection = await nats.connect(_url(side.work.port))
-    # A bound above ours: the tasks of the benchmark are what limits the publishes in flight.
+    # Above the number of tasks, so that only the benchmark limits the publishes in flight.
     jetstream = connection.jetstream(publish_async_max_pending=100_000)
 
     async def put(payload: bytes) -> object:

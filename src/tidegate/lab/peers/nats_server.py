@@ -1,8 +1,9 @@
-"""NATS with JetStream, flushed to disk on every write where the version can do that.
+"""NATS with JetStream, which flushes every write to disk if the version can.
 
-Strategy: `sync_interval: always` came with 2.10. An older server (Debian 12 has 2.9) refuses the
-setting and flushes every two minutes, so its confirms promise less than everyone else's; the
-server itself is asked (`-t` checks a configuration), and the note goes into the report.
+Version 2.10 introduced `sync_interval: always`. An older server (Debian 12 has 2.9) rejects the
+setting and flushes every two minutes. Its confirmations then promise less than those of the other
+systems, and a note in the report says so. `nats-server -t` tells whether the server accepts the
+setting.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class NatsServer:
 
 @contextlib.contextmanager
 def nats_server() -> Iterator[NatsServer]:
-    """A fresh server with an empty JetStream store."""
+    """Run a NATS server with an empty JetStream store until the block ends."""
     program = find_program(["nats-server"], DEBIAN_PACKAGE)
     (port,) = free_loopback_ports(1)
     with temporary_folder("nats") as folder:
@@ -51,7 +52,7 @@ def nats_server() -> Iterator[NatsServer]:
         with running(
             [program, "-c", str(flushed)],
             folder=folder,
-            # The greeting names JetStream only once its store has been recovered.
+            # The greeting names JetStream only after its store is recovered.
             is_ready=lambda: answers(port, b"", b'"jetstream":true'),
         ):
             yield NatsServer(port=port, notes=notes)

@@ -1,8 +1,8 @@
-"""nginx as Debian packages it, with a static configuration: what a careful operator would write.
+"""nginx from the Debian package, with the static configuration of a careful operator.
 
-Strategy: everything that nginx would write into the system's folders is pointed to a temporary one,
-and it stays in the foreground, with a worker for each core as Debian has it. Sessions stay with
-their server by the hash of a cookie: the open-source nginx sets none of its own.
+It runs in the foreground with a worker for each core, as Debian configures it. All files that it
+would write to system folders go to a temporary folder. Sessions stay with their server by the hash
+of a cookie of the application, because open-source nginx sets no cookie of its own.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ http {{
 
 @dataclass(frozen=True)
 class NginxServer:
-    """One that answers, and its process."""
+    """A running nginx that answers requests."""
 
     port: int
     process: subprocess.Popen[bytes]
@@ -70,7 +70,7 @@ class NginxServer:
 def nginx_server(
     server_ports: Sequence[int], *, sticky_cookie: str | None = None, ready_path: str = "/"
 ) -> Iterator[NginxServer]:
-    """Before these servers on loopback ports, until the block ends."""
+    """Run nginx in front of servers on loopback ports until the block ends."""
     program = find_program(["nginx"], DEBIAN_PACKAGE)
     (port,) = free_loopback_ports(1)
     balance = f"hash $cookie_{sticky_cookie} consistent" if sticky_cookie else "least_conn"

@@ -1,7 +1,7 @@
-"""The bookshop's servers as proxy.py is told of them: one plugin, one route, drawn at random.
+"""A proxy.py plugin that routes each request to a random server of the bookshop.
 
-Drawn at random is what proxy.py itself does with several servers of one route; its own static
-routes would put the route's path in place of the request's.
+proxy.py also picks a random server if a static route has several. Its static routes cannot be used
+here, because they replace the path of the request by the path of the route.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SERVER_PORTS = "TIDEGATE_LAB_SERVER_PORTS"
 
 
 class ShopRoute(ReverseProxyBasePlugin):
-    """Everything goes to one of the servers."""
+    """A route from every path to a random server."""
 
     def routes(self) -> list[str | tuple[str, list[bytes]]]:
         return [r"/.*"]

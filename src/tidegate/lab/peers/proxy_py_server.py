@@ -1,12 +1,12 @@
-"""proxy.py: the peer of the embedded gateway, the best known reverse proxy written in Python.
+"""proxy.py, the best-known reverse proxy in Python, as the peer of the embedded gateway.
 
-Weighed against: mitmproxy, a debugger of traffic and as large; Twisted's `ReverseProxyResource`, a
-part to build one from; proxies on httpx or aiohttp, each of which is thirty lines that somebody has
-to write. proxy.py is a program: it is installed, told its routes, and run.
+proxy.py is a program that is installed, configured with routes, and run. The alternatives are
+less suitable. mitmproxy is a large tool to debug traffic. Twisted's `ReverseProxyResource` is a
+component. Proxies on httpx or aiohttp are code that this benchmark would have to contain.
 
-Strategy: one acceptor and one worker, so that it has a core as every other door that is measured.
-Threads, one for each client: in its other mode (2.4.10, "threadless") the loop that serves all
-clients ends with FileNotFoundError once a client asks twice over one connection.
+It runs with one acceptor and one worker, to have one core like every other door. It uses
+one thread per client. In its other mode ("threadless", version 2.4.10) the loop that serves all
+clients ends with FileNotFoundError when a client sends a second request over one connection.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOTES = (
 
 @dataclass(frozen=True)
 class ProxyPyServer:
-    """One that answers, and its process."""
+    """A running proxy.py that answers requests."""
 
     port: int
     process: subprocess.Popen[bytes]
@@ -42,7 +42,7 @@ class ProxyPyServer:
 def proxy_py_server(
     server_ports: Sequence[int], *, ready_path: str = "/"
 ) -> Iterator[ProxyPyServer]:
-    """Before these servers on loopback ports, until the block ends."""
+    """Run proxy.py in front of servers on loopback ports until the block ends."""
     (port,) = free_loopback_ports(1)
     command = [sys.executable, "-m", "proxy", "--hostname", "127.0.0.1", "--port", str(port)]
     command += ["--num-acceptors", "1", "--num-workers", "1", "--threaded"]
@@ -53,7 +53,7 @@ def proxy_py_server(
     with (
         temporary_folder("proxy-py") as folder,
         running(
-            # It keeps certificates and the like in its home.
+            # proxy.py writes certificates and other files to its home folder.
             command,
             folder=folder,
             environment={**environment, "HOME": str(folder)},

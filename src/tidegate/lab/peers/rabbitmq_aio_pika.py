@@ -1,4 +1,4 @@
-"""RabbitMQ through aio-pika: a confirmed publish awaited per message by many tasks."""
+"""RabbitMQ with aio-pika: many tasks each await a confirmed publish."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PREFETCH = 1000
 
 
 def produce(side: ProducerSide) -> None:
-    """Publish everything, confirmed."""
+    """Publish all messages, each confirmed."""
     run_on_uvloop(_produce(side))
 
 
 def consume(side: ConsumerSide) -> None:
-    """Take everything in through a callback that acknowledges each message."""
+    """Consume all messages with a callback that acknowledges each."""
     run_on_uvloop(_consume(side))
 
 
@@ -48,7 +48,7 @@ async def _consume(side: ConsumerSide) -> None:
         )
 
         async def handle(message: AbstractIncomingMessage) -> None:
-            # The library logs what a callback raises and goes on; we must not.
+            # The library logs errors of a callback and continues; the measurement must fail.
             try:
                 side.handle(message.body)
             except Exception as failure:

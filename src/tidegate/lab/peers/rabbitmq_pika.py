@@ -1,4 +1,4 @@
-"""RabbitMQ through pika's blocking connection: one confirmed publish at a time."""
+"""RabbitMQ with pika's blocking connection: one confirmed publish at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PREFETCH = 200
 
 
 def produce(side: ProducerSide) -> None:
-    """Publish everything, each confirmed before the next."""
+    """Publish all messages, each confirmed before the next."""
     connection = _connect(side.work.port)
     channel = connection.channel()
     channel.confirm_delivery()
@@ -29,7 +29,7 @@ def produce(side: ProducerSide) -> None:
 
 
 def consume(side: ConsumerSide) -> None:
-    """Take everything in, an ack per message."""
+    """Consume all messages with one acknowledgement for each."""
     work = side.work
     connection = _connect(work.port)
     channel = connection.channel()

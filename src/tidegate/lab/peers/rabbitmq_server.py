@@ -1,10 +1,13 @@
-"""RabbitMQ, as Debian packages it, without touching the installed service.
+"""RabbitMQ from the Debian package, without use of the installed service.
 
-Strategy: Debian's wrapper in sbin would switch to the service's user and its data, so the script
-behind it is run directly; it works as any user once home, data, logs, node name and every port
-are given. The Erlang port mapper would be started as a daemon that outlives the node, so we
-start one ourselves on a port of our own: the node finds it running, and we can stop it. The node
-can be killed and started again: data, name and ports stay, so clients find it where it was.
+Debian's wrapper in sbin would switch to the service's user and data. This module therefore runs the
+script behind it, which works as any user if home, data, logs, node name and all ports are given.
+
+The node would start the Erlang port mapper as a daemon that outlives it. This module therefore
+starts a port mapper on its own port first. The node finds it running, and the module can stop it.
+
+The node can be killed and started again. Data, name and ports stay the same, so that clients can
+reconnect.
 """
 
 from __future__ import annotations
@@ -24,19 +27,19 @@ from tidegate.lab.peers.server import (
 )
 
 DEBIAN_PACKAGE = "rabbitmq-server"
-# The first is what Debian's wrapper calls; the second is any other packaging's.
+# The first is the script that Debian's wrapper calls, the second that of other packages.
 SERVER_SCRIPTS = ("/usr/lib/rabbitmq/bin/rabbitmq-server", "rabbitmq-server")
 CONTROL_SCRIPTS = ("/usr/lib/rabbitmq/bin/rabbitmqctl", "rabbitmqctl")
 CONTROL_S_MAX = 60.0
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 MANAGEMENT = "rabbitmq_management"
 CONSISTENT_HASH_EXCHANGE = "rabbitmq_consistent_hash_exchange"
-# One scheduler of each kind that does not spin while it waits: the node leaves the cores to others.
+# One scheduler of each kind without busy waiting, so that the node leaves the cores to others.
 FRUGAL_ERLANG = "+S 1:1 +SDcpu 1:1 +SDio 2 +sbwt none +sbwtdcpu none +sbwtdio none"
 
 
 class RabbitmqServer:
-    """A broker with the default user guest on the default virtual host."""
+    """A RabbitMQ node with user guest on the default virtual host; it can be killed."""
 
     notes: Sequence[str] = ()
 
@@ -49,7 +52,7 @@ class RabbitmqServer:
         management_port: int | None,
     ) -> None:
         self.port = port
-        # None: without the management plugin.
+        # None without the management plugin.
         self.management_port = management_port
         self._folder = folder
         self._command = command
@@ -63,7 +66,7 @@ class RabbitmqServer:
 
     @property
     def management_url(self) -> str:
-        """Of the management plugin's HTTP API."""
+        """The URL of the management plugin's HTTP API; `ValueError` without the plugin."""
         if self.management_port is None:
             raise ValueError(f"it runs without its HTTP API: plugins=({MANAGEMENT!r},)")
         return f"http://guest:guest@127.0.0.1:{self.management_port}/api"
@@ -73,14 +76,14 @@ class RabbitmqServer:
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL: no goodbye to anybody, nothing flushed."""
+        """Kill the node with SIGKILL: it closes no connection and flushes nothing."""
         assert self._process is not None, "the broker is not running"
         self._process.kill()
         self._process.wait()
         self.stop()
 
     def start_again(self) -> None:
-        """On the same data and ports; returns when it takes connections."""
+        """Start the node on the same data and ports; return when it accepts connections."""
         assert self._process is None, "the broker is running"
         self._process = self._running.enter_context(
             running(
@@ -96,7 +99,7 @@ class RabbitmqServer:
         self._process = None
 
     def control(self, *words: str) -> None:
-        """One command of rabbitmqctl; returns when the node has carried it out."""
+        """Run a command of rabbitmqctl and wait for it."""
         subprocess.run(
             [find_program(CONTROL_SCRIPTS, DEBIAN_PACKAGE), *words],
             env=self._environment,
@@ -106,16 +109,16 @@ class RabbitmqServer:
         )
 
     def keeps_quorum_queue(self, name: str) -> bool:
-        """Whether a quorum queue would survive a kill.
+        """Return whether a quorum queue would survive a kill of the node.
 
-        Its log is synced, but RabbitMQ 3.10 writes the names of new ones down half a second late
-        (Ra's names.dets), and a queue whose name is not there never gets a leader again.
+        RabbitMQ syncs the queue's log, but version 3.10 writes the name of a new queue half a
+        second later (to Ra's names.dets). Without the name, the queue never gets a leader again.
         """
         tables = self._folder.glob("mnesia/*/quorum/*/names.dets")
         return any(f"_{name}".encode() in table.read_bytes() for table in tables)
 
     def _is_ready(self) -> bool:
-        # The AMQP listener opens after all plugins: a Connection.Start frame means that all is up.
+        # The AMQP listener opens after all plugins, so Connection.Start means that all is ready.
         return answers(self.port, PROTOCOL_HEADER, b"\x00\x0a\x00\x0a") and (
             self.management_port is None
             or answers(self.management_port, b"GET / HTTP/1.0\r\n\r\n", b"HTTP/1.")
@@ -126,9 +129,10 @@ class RabbitmqServer:
 def rabbitmq_server(
     plugins: Sequence[str] = (), *, settings: Mapping[str, str] | None = None, frugal: bool = False
 ) -> Iterator[RabbitmqServer]:
-    """A fresh broker, with these plugins and lines of rabbitmq.conf.
+    """Run a fresh broker until the block ends.
 
-    Frugal, it takes one core at most and none while nothing happens: for tests, not for figures.
+    `settings` are lines of rabbitmq.conf. A `frugal` broker uses at most one core, and none while
+    it is idle; it is meant for tests, not for measurements.
     """
     server_script = find_program(SERVER_SCRIPTS, DEBIAN_PACKAGE)
     epmd = find_program(["epmd"], "erlang-base")
@@ -150,7 +154,7 @@ def rabbitmq_server(
                 [epmd, "-port", str(epmd_port), "-address", "127.0.0.1"],
                 folder=folder,
                 environment=environment,
-                # A names request (110) is answered with the mapper's own port number.
+                # The answer to a names request (110) begins with the mapper's own port number.
                 is_ready=lambda: answers(epmd_port, b"\x00\x01n", epmd_port.to_bytes(4, "big")),
             )
         )
@@ -190,7 +194,7 @@ def _environment(
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "enabled_plugins"),
         "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
         "RABBITMQ_CONF_ENV_FILE": str(folder / "rabbitmq-env.conf"),
-        # Makes the script become the node instead of a shell that waits for it, so that the
-        # process we hold is the node itself.
+        # With this the script replaces itself by the node instead of waiting for it as a shell,
+        # so that `kill` hits the node.
         "RUNNING_UNDER_SYSTEMD": "true",
     }

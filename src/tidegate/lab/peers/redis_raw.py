@@ -1,8 +1,8 @@
-"""Redis at its own limit: pre-encoded commands on a raw socket, beside what redis-py reaches.
+"""Redis at its own limit, with pre-encoded commands on a raw socket instead of redis-py.
 
-Strategy: the same commands as the redis-py contender sends, without the library: XADDs are built
-before the clock starts and leave in large writes within a window of unanswered ones; the
-consumer asks for the next batch in the same write that finishes the last one.
+It sends the same commands as the redis-py contender. The producer builds the XADD commands before
+the clock starts, and sends them in large writes as long as the number of unanswered commands
+allows. The consumer requests the next batch in the write that acknowledges the last one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SOCKET_BUFFER_BYTES = 1 << 20
 
 
 def produce(side: ProducerSide) -> None:
-    """Add everything, each answered after the append-only file was flushed."""
+    """Add all messages; Redis answers each after it has flushed its append-only file."""
     work = side.work
     stream = work.queue.encode()
     commands = [
@@ -47,7 +47,7 @@ def produce(side: ProducerSide) -> None:
 
 
 def consume(side: ConsumerSide) -> None:
-    """Read through a consumer group; acknowledge and delete what was read."""
+    """Read all messages through a consumer group, and acknowledge and delete each batch."""
     stream = side.work.queue.encode()
     read_more = _command(
         *(b"XREADGROUP", b"GROUP", b"workers", b"worker"),
@@ -86,7 +86,8 @@ def _command(*words: bytes) -> bytes:
 
 def _count_answers(connection: socket.socket) -> int:
     chunk = connection.recv(SOCKET_BUFFER_BYTES)
-    # An entry id, the only answer there should be, has no dollar and no dash in front.
+    # Every answer is an entry id as a bulk string ("$..."), so dollars count answers. An id
+    # contains no dollar.
     if not chunk or b"-ERR" in chunk or b"-OOM" in chunk:
         raise RuntimeError(f"Redis refused: {chunk[:200]!r}")
     return chunk.count(b"$")
@@ -99,7 +100,7 @@ def _expect(answers: BinaryIO, expected: bytes) -> None:
 
 
 def _read_entries(answers: BinaryIO, side: ConsumerSide) -> list[bytes]:
-    """Handle one answer to XREADGROUP: stream name, then entries of id and one field."""
+    """Handle the messages of one answer to XREADGROUP and return their entry ids."""
     line = answers.readline()
     if line.startswith(b"*-1"):
         return []

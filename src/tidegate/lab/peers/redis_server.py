@@ -1,4 +1,4 @@
-"""Redis with an append-only file that is flushed to disk before any answer."""
+"""Redis with an append-only file that it flushes to disk before any answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEBIAN_PACKAGE = "redis-server"
 
 @dataclass(frozen=True)
 class RedisServer:
-    """A running Redis whose every answered write is on disk."""
+    """A running Redis that answers a write after the write is on disk."""
 
     port: int
     notes: Sequence[str] = ()
@@ -27,7 +27,7 @@ class RedisServer:
 
 @contextlib.contextmanager
 def redis_server() -> Iterator[RedisServer]:
-    """A fresh Redis, durable, with no snapshots beside the log."""
+    """Run a durable Redis without snapshots until the block ends."""
     program = find_program(["redis-server"], DEBIAN_PACKAGE)
     (port,) = free_loopback_ports(1)
     with temporary_folder("redis") as folder:

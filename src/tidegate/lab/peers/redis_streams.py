@@ -1,8 +1,8 @@
 """Redis streams as a work queue: pipelined XADD, and XREADGROUP, XACK and XDEL in batches.
 
-Strategy: redis-py costs many times what Redis does, so its pipeline is used for what the library
-is good at (one round trip for many commands) and the consumer takes and finishes whole batches;
-XDEL makes the stream a queue, where an acknowledged message is gone.
+redis-py uses many times the processor time of Redis. The producer therefore uses the library's
+pipeline, with one round trip for many commands, and the consumer handles whole batches. XDEL makes
+the stream a queue, from which acknowledged messages are deleted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ POOL_SIZE = 50
 
 
 def produce(side: ProducerSide) -> None:
-    """Add everything, each answered after the append-only file was flushed."""
+    """Add all messages; Redis answers each after it has flushed its append-only file."""
     if side.work.mode == "throughput":
         _produce_at_full_speed(side)
     else:
@@ -32,7 +32,7 @@ def produce(side: ProducerSide) -> None:
 
 
 def consume(side: ConsumerSide) -> None:
-    """Read through a consumer group; acknowledge and delete what was read."""
+    """Read all messages through a consumer group, and acknowledge and delete each batch."""
     stream = side.work.queue
     client = redis.Redis(port=side.work.port)
     client.xgroup_create(stream, GROUP, id="0", mkstream=True)
@@ -72,7 +72,7 @@ def _produce_at_full_speed(side: ProducerSide) -> None:
 
 
 async def _produce_paced(side: ProducerSide) -> None:
-    # One connection carries one command at a time, so what is in flight needs a pool.
+    # A connection carries one command at a time, so several commands in flight need a pool.
     pool = redis.asyncio.BlockingConnectionPool(port=side.work.port, max_connections=POOL_SIZE)
     async with redis.asyncio.Redis(connection_pool=pool) as client:
         await client.ping()

@@ -1,9 +1,9 @@
-"""A server started for one measurement, and gone after it.
+"""Servers that run for one measurement.
 
-Strategy: every server lives in a temporary folder of its own and listens on free loopback ports
-only, so an installed service is neither used nor disturbed. It runs in its own session: Ctrl-C
-reaches us first, and we stop what we started by its own process group, politely and then not.
-Readiness is asked of the server itself, never slept for.
+Every server has its own temporary folder and listens on free loopback ports, so that an installed
+service is neither used nor disturbed. It runs in its own session: Ctrl-C reaches only this process,
+which ends the server's process group, first with SIGTERM and then with SIGKILL. A server is ready
+when it answers a request; no fixed time is waited.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ STOP_TIMEOUT_S = 20.0
 ASK_AGAIN_S = 0.02
 LOG_TAIL_BYTES = 2000
 _PORT_FIRST, _PORT_LAST = 20_000, 30_000
-# Its own: experiments that are to be repeatable set the seed of everybody's.
+# A generator of its own, because repeatable experiments seed the global one.
 _DICE = random.Random()
 
 
 class ServerMissing(RuntimeError):
-    """The server is not installed; the sentence names the Debian package that brings it."""
+    """The server is not installed; the message names its Debian package."""
 
     def __init__(self, program: str, debian_package: str) -> None:
         super().__init__(f"{program} is not installed: apt-get install {debian_package}")
@@ -41,11 +41,11 @@ class ServerMissing(RuntimeError):
 
 
 class ServerFailed(RuntimeError):
-    """The server did not start, or died; the sentence carries the end of its log."""
+    """The server did not start; the message has the end of its log."""
 
 
 class Server(Protocol):
-    """What a contender needs to know about a running server."""
+    """A running server, as a contender uses it."""
 
     @property
     def port(self) -> int:
@@ -54,13 +54,13 @@ class Server(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What a reader of the figures has to know about this server's set-up."""
+        """Remarks on the server's setup that the report must contain."""
         ...
 
 
 def find_program(names: Sequence[str], debian_package: str) -> str:
-    """The first of these programs that exists, or ServerMissing."""
-    # Debian keeps servers in sbin, which is not on the path of an ordinary user.
+    """Return the path of the first program that exists, or raise `ServerMissing`."""
+    # Debian installs servers in sbin, which is not in the search path of an ordinary user.
     search_path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
     for name in names:
         found = shutil.which(name, path=search_path)
@@ -70,10 +70,10 @@ def find_program(names: Sequence[str], debian_package: str) -> str:
 
 
 def free_loopback_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different because all are held until the last is found.
+    """Return different free loopback ports.
 
-    They are below those that the kernel gives to outgoing connections: a server that boots for
-    seconds would often find that one of these has been taken meanwhile.
+    They are below the ports that the kernel assigns to outgoing connections. An outgoing
+    connection could take a port while a server still starts for seconds.
     """
     with contextlib.ExitStack() as held:
         ports: list[int] = []
@@ -90,7 +90,7 @@ def free_loopback_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def temporary_folder(label: str) -> Iterator[Path]:
-    """A folder that is removed whatever happens in it."""
+    """Yield a temporary folder and remove it when the block ends."""
     folder = Path(tempfile.mkdtemp(prefix=f"tidegate-bench-{label}-"))
     try:
         yield folder
@@ -107,7 +107,10 @@ def running(
     environment: Mapping[str, str] | None = None,
     ready_timeout_s: float = READY_TIMEOUT_S,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the command until the block ends; the block begins when the server answers."""
+    """Run a command until the block ends; the block begins when `is_ready` returns True.
+
+    `ServerFailed` means that the command ended, or was not ready within `ready_timeout_s`.
+    """
     log_path = folder / f"{Path(command[0]).name}.out"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -127,18 +130,18 @@ def running(
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End the process and whatever it left behind, in its session or out of it."""
+    """End a process and all its descendants, in its session or outside of it."""
     spawned = _spawned_by(process)
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_TIMEOUT_S)
-    # The session is ours alone (start_new_session), so its group holds only what we started.
+    # The process has its own session (start_new_session), so its group has no other processes.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(STOP_TIMEOUT_S)
     for leftover in spawned:
-        # psutil compares start times, so a reused process id is never mistaken for ours.
+        # psutil compares start times, so that it never kills another process with a reused id.
         with contextlib.suppress(psutil.NoSuchProcess):
             leftover.kill()
     psutil.wait_procs(spawned, STOP_TIMEOUT_S)
@@ -152,7 +155,7 @@ def _spawned_by(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 
 def answers(port: int, question: bytes, expected: bytes) -> bool:
-    """Whether the server on this loopback port answers the question as expected."""
+    """Return whether the server on a loopback port answers `question` with `expected` in it."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=2.0) as connection:
             if question:

@@ -1,4 +1,4 @@
-"""Tidegate through its batch API: `put_many`, and a handler that takes a batch and acks it."""
+"""Tidegate with its batch API: `put_many`, and one acknowledgement per received batch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PREFETCH = 20_000
 
 
 def produce(side: ProducerSide) -> None:
-    """Put everything in batches, each awaited until it is confirmed."""
+    """Put all messages in batches, each awaited until it is confirmed."""
     run_on_uvloop(_produce(side))
 
 
 def consume(side: ConsumerSide) -> None:
-    """Take everything in by batches, one ack per batch."""
+    """Consume all messages in batches with one acknowledgement for each batch."""
     run_on_uvloop(_consume(side))
 
 

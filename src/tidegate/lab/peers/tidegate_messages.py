@@ -1,4 +1,4 @@
-"""Tidegate through its public API for single messages: a put awaited, a handler call, an ack."""
+"""Tidegate with its public API for single messages: one put, one handler call, one ack each."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tidegate.core.scaling import Range, Scaling, ScalingPolicy
 from tidegate.lab.bench.side import ConsumerSide, ProducerSide, run_on_uvloop
 
 PREFETCH = 2000
-# A setting: through a logical queue of one replica.
+# The setting that measures a logical queue with one replica instead of a plain queue.
 LOGICAL = "logical"
 ONE_REPLICA = Scaling(replicas=Range(1, 1), policy=ScalingPolicy.FIXED)
 _LOOK_S = 0.05
 
 
 def produce(side: ProducerSide) -> None:
-    """Put everything, each awaited until it is confirmed."""
+    """Put all messages, each awaited until it is confirmed."""
     run_on_uvloop(_produce(side))
 
 
 def consume(side: ConsumerSide) -> None:
-    """Take everything in, one handler call and one ack per message."""
+    """Consume all messages with one handler call and one acknowledgement for each."""
     run_on_uvloop(_consume(side))
 
 
@@ -52,7 +52,7 @@ async def _consume(side: ConsumerSide) -> None:
 
 
 async def _spread(mq: tidegate.Client, queue: str) -> None:
-    """Make it a logical queue, and wait until its replica serves."""
+    """Turn the queue into a logical queue, and wait until its replica has a share."""
     await mq.set_scaling(queue, ONE_REPLICA)
     while not any(place.share for place in (await mq.topology(queue)).replicas):  # noqa: ASYNC110
         await asyncio.sleep(_LOOK_S)

@@ -1,4 +1,4 @@
-"""Tidegate itself, started by its own command line as a user would."""
+"""Tidegate, started with `tidegate up` as a user would."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ADDRESS = re.compile(rb"tidegate://127\.0\.0\.1:(\d+)")
 
 @dataclass(frozen=True)
 class TidegateServer:
-    """Running nodes on an embedded PostgreSQL; `port` is the first one's."""
+    """Running nodes with an embedded PostgreSQL; `port` is the port of the first node."""
 
     port: int
     ports: Sequence[int] = ()
@@ -28,7 +28,10 @@ class TidegateServer:
 def tidegate_server(
     *, nodes: int = 1, settings: Mapping[str, str] | None = None
 ) -> Iterator[TidegateServer]:
-    """Fresh nodes with an empty store; settings by the names the environment gives them."""
+    """Run nodes with an empty store until the block ends.
+
+    The keys of `settings` are names of environment variables.
+    """
     with temporary_folder("tidegate") as folder:
         command = [
             *(sys.executable, "-m", "tidegate", "up"),
@@ -37,7 +40,7 @@ def tidegate_server(
         output = folder / f"{Path(sys.executable).name}.out"
 
         def ports() -> list[int]:
-            """Addresses are printed once all nodes are ready, and not before."""
+            """Return the nodes' ports, which `up` prints after all nodes are ready."""
             return [int(port) for port in _ADDRESS.findall(output.read_bytes())]
 
         with running(

@@ -1,1 +1,1 @@
-"""Prefetch control, ours beside the paper's."""
+"""The experiments of the prefetch control paper, repeated with Tidegate's controllers."""

@@ -1,6 +1,6 @@
-"""What the experiments of one run share: the scene, its open loop, and the model of it.
+"""The parts that the prefetch experiments of a run share: testbed, open loop and model.
 
-Each is made when the first experiment asks for it, so that any of them can be run alone.
+Each part is made when an experiment first uses it, so that each experiment can run alone.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from tidegate.tuning.sampling import Sampling
 from tidegate.tuning.sweep import range_to_excite
 from tidegate.tuning.wish import Wish
 
-# What is under way from the level before has come by then.
+# Seconds in which the messages in flight from the last level arrive.
 FLUSH_S = 0.3
-# P has an offset, and with little overshoot one so large that the prefetch is at its limit.
+# P control has an offset. With a small overshoot the offset would be so large that the prefetch
+# would reach its limit.
 PROPORTIONAL_OVERSHOOT = 0.5
 
 
 class Bench:
-    """One run's scene and what is known of it; use with `with`."""
+    """The testbed of one run and its measured model; use it with `with`."""
 
     def __init__(
         self, engine: Engine, plan: Plan, progress: Progress, *, is_simulated: bool = False
@@ -73,17 +74,17 @@ class Bench:
             excited_samples=self.plan.excited_samples,
         )
 
-    # Known of the plant
+    # The plant
 
     def open_loop(self) -> Record:
-        """The rate at every level, measured once."""
+        """Return the rate at every level of the prefetch; measured at the first call."""
         if self._record is None:
             record, plan = Record(), self.plan
             with self.scene.consumer(plan.levels[0]) as consumer:
                 for level in plan.levels:
                     consumer.set_prefetch(level)
                     consumer.watch(FLUSH_S)
-                    # The meter notes every tenth of a second: one more for the last sample.
+                    # The meter notes every 0.1 s, so 0.2 s more for a complete last sample.
                     seconds = plan.level_samples * plan.sample_s + 0.2
                     rates = consumer.watch(seconds).rates(plan.sample_s)
                     point = record.add_point(level, rates)
@@ -92,7 +93,10 @@ class Bench:
         return self._record
 
     def identified(self) -> tuple[LinearRange, Identified]:
-        """Where the rate is a line, and the model there, by `tidegate tune`'s own steps."""
+        """Return the linear range and the model there, identified as `tidegate tune` does.
+
+        `ExperimentFailed` means that the measurements do not give a model.
+        """
         if self._identified is None:
             record, wish = self.open_loop(), self.wish
             with self.scene.consumer(1) as consumer:
@@ -121,7 +125,7 @@ class Bench:
             engine=str(self.engine),
         )
 
-    # Wanted of it
+    # The goal
 
     def goal(
         self,
@@ -130,7 +134,11 @@ class Bench:
         sample_s: float | None = None,
         settle_s: float | None = None,
     ) -> PrefetchGoal:
-        """The target, by the model; not adaptive, so that figures are those of one design."""
+        """Return the goal with the identified model.
+
+        It is not adaptive, so that the results belong to one design. None for `sample_s` or
+        `settle_s` means the value of the plan.
+        """
         is_proportional = kind is ControllerKind.P
         return PrefetchGoal(
             rate_per_s=self.plan.target_per_s,
@@ -145,7 +153,7 @@ class Bench:
 
 
 class _Measured:
-    """A consumer of the scene, as an experiment of `tidegate tune` takes it."""
+    """An adapter from a consumer of the testbed to the interface of `tidegate tune`."""
 
     says = "the consumer of the scene"
     leaves = "the scene ends with its consumer"
@@ -161,7 +169,7 @@ class _Measured:
             self._prefetch = prefetch
 
     async def measure(self, interval_s: float) -> ConsumerSample:
-        # The meter's notes come at every tenth of a second, so a sample has its length nearly.
+        # The meter notes every 0.1 s, so the actual length of the sample differs a little.
         track = self._consumer.watch(interval_s)
         first, last = track.notes[0], track.notes[-1]
         lasted_s = last.at - first.at
@@ -173,11 +181,11 @@ class _Measured:
         )
 
     async def close(self) -> None:
-        """It is the scene's."""
+        """Do nothing, because the testbed owns the consumer."""
 
 
 def _unheard(phase: Phase, prefetch: int, rate_per_s: float) -> None:
-    """Sixty samples need not be told one by one."""
+    """Ignore the progress of single samples."""
 
 
 async def _excite(sampling: Sampling, moves: list[tuple[Phase, int]]) -> None:

@@ -1,6 +1,6 @@
-"""Measurements on a bad day: lost, noisy, late.
+"""Measurement faults for control loops: lost, noisy and late measurements.
 
-The paper leaves them for later; here a loop gets its measurements through one of these.
+The paper names them as future work.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from tidegate.core.prefetch import ConsumerSample
 
 
 class Blur(msgspec.Struct, frozen=True):
-    """What becomes of a measurement."""
+    """The faults of measurements."""
 
-    # The part that is lost.
+    # The fraction of the measurements that is lost.
     lost: float = 0.0
-    # Of the rate, one standard deviation.
+    # The standard deviation of the noise, as a fraction of the rate.
     noise: float = 0.0
-    # By how many samples it comes late.
+    # The delay of a measurement in samples.
     late_samples: int = 0
 
 
 class BlurredSensor:
-    """Samples in, what a loop gets to see out."""
+    """A filter between a sensor and a control loop that applies measurement faults."""
 
     def __init__(self, blur: Blur, seed: int = 6) -> None:
         self.blur = blur
@@ -33,7 +33,7 @@ class BlurredSensor:
         self._on_the_way: deque[ConsumerSample] = deque()
 
     def seen(self, sample: ConsumerSample) -> ConsumerSample | None:
-        """None: lost."""
+        """Return the sample as the loop receives it, or None if it is lost."""
         if self._random.random() < self.blur.lost:
             return None
         self._on_the_way.append(sample)

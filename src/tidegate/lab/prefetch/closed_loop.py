@@ -1,4 +1,4 @@
-"""Figures 5 to 7: 400 msg/s held by P, PI and PID."""
+"""Figures 5 to 7: P, PI and PID control with a target of 400 msg/s."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tidegate.report.chart import Table
 MEAN_WITHIN = 0.01
 OFFSET_WITHIN = 0.05
 SETTLED_WITHIN = 0.05
-# Of the sampled rate: with the paper's samples, and with those of a second.
+# The limits of the sampled rate's deviation, for the paper's samples and for shorter ones.
 DEVIATION_MAX_PER_S, DEVIATION_MAX_SHORT_PER_S = 20.0, 40.0
 PAPER_SAMPLE_S = 10.0
 START = 1
@@ -30,21 +30,21 @@ _TARGET = palette.GREY.light
 
 
 class Held(msgspec.Struct, frozen=True):
-    """One controller's run."""
+    """The run of one controller."""
 
     kind: ControllerKind
     gains: str
-    # Where theory says that the rate comes to rest.
+    # The steady-state rate by theory.
     expected_per_s: float
     rates_per_s: list[float]
     prefetches: list[float]
     settled_after_s: float
-    # After the settling time that was asked for.
+    # The rates after the required settling time.
     spread: Spread
 
 
 def closed_loop_section(bench: Bench, folder: Path) -> Section:
-    """Run all three, one after the other."""
+    """Run the three controllers one after the other."""
     target = bench.plan.target_per_s
     sample_s, settle_s = bench.plan.sample_s, bench.plan.settle_s
     runs = [hold(bench, kind, sample_s=sample_s, settle_s=settle_s) for kind in ControllerKind]
@@ -97,7 +97,7 @@ def closed_loop_section(bench: Bench, folder: Path) -> Section:
 
 
 def integral_bars(run: Held, target: float, sample_s: float, settle_s: float) -> list[Bar]:
-    """What is asked of PI."""
+    """Return the bars of PI control."""
     return [
         Bar(
             f"PI: mean within {MEAN_WITHIN:.0%} of the target",
@@ -118,7 +118,7 @@ def integral_bars(run: Held, target: float, sample_s: float, settle_s: float) ->
 
 
 def hold(bench: Bench, kind: ControllerKind, *, sample_s: float, settle_s: float) -> Held:
-    """One controller from prefetch 1 to the target, and watched there."""
+    """Run one controller from prefetch 1, and measure it at the target."""
     plan, scene = bench.plan, bench.scene
     goal = bench.goal(kind, sample_s=sample_s, settle_s=settle_s)
     gains = PrefetchSteering(goal, None, START).gains
@@ -128,7 +128,7 @@ def hold(bench: Bench, kind: ControllerKind, *, sample_s: float, settle_s: float
     with scene.consumer(START) as consumer:
         scene.steer(consumer, goal)
         try:
-            # The meter's last note may come a tenth of a second before the end.
+            # 0.3 s more, because the meter's last note may come 0.1 s before the end.
             track = consumer.watch(settle_s + plan.watched_samples * sample_s + 0.3)
         finally:
             scene.steer_no_more()

@@ -1,9 +1,10 @@
-"""The consumer under test, in a process of its own: a handler of a stated time, and a meter.
+"""The consumer under test in a child process, with a handler of a given duration and a meter.
 
-Strategy: it is an ordinary consumer of Tidegate's client, on whichever engine the URL names. Ten
-times a second a meter notes what has arrived and been handled, whoever steers: figures come
-from these notes and not from what a loop believes. Steered, it runs the product's own loop; its
-measurements can be lost, blurred and delayed on their way to it.
+It is an ordinary consumer of Tidegate's client, on the broker of the URL. Ten times a second a
+meter notes the numbers of received and handled messages. The experiments use these notes, and not
+the measurements of a control loop. The consumer can run the product's prefetch control loop, with
+measurements that are lost, noisy or late. The parent writes one command per line and reads one
+answer for each.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ NOTE_S = 0.1
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a consumer stands, and with what it begins."""
+    """The queue of a consumer, its first prefetch, and its handler's duration."""
 
     url: str
     queue: str
@@ -37,58 +38,58 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class SetPrefetch(msgspec.Struct, frozen=True, tag=True):
-    """A fixed prefetch from now on, steered by nobody."""
+    """Set a fixed prefetch and end the control loop."""
 
     prefetch: int
 
 
 class SetHandler(msgspec.Struct, frozen=True, tag=True):
-    """How long a message takes from now on."""
+    """Set the handler's duration per message."""
 
     handler_s: float
 
 
 class Steer(msgspec.Struct, frozen=True, tag=True):
-    """Steer to this goal, from what is set now."""
+    """Start the control loop with a goal from the current prefetch, or change its goal."""
 
     goal: PrefetchGoal
 
 
 class Disturb(msgspec.Struct, frozen=True, tag=True):
-    """What becomes of measurements from now on."""
+    """Set the faults of measurements."""
 
     blur: Blur
 
 
 class Read(msgspec.Struct, frozen=True, tag=True):
-    """Hand over what was noted since the last time."""
+    """Return the notes since the last `ReadNotes`."""
 
 
 Order = SetPrefetch | SetHandler | Steer | Disturb | Read
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
-    """What the meter saw at one moment; counts are since the beginning."""
+    """The values of the meter at one time; counts are since the start of the consumer."""
 
-    # On the clock that all processes of a machine share.
+    # The time on the monotonic clock, which all processes of a machine share.
     at: float
     delivered: int
     handled: int
     held: int
     prefetch: int
-    # How long the handler was at work.
+    # Seconds in which the handler was busy.
     busy_s: float = 0.0
 
 
 class Notes(msgspec.Struct, frozen=True):
-    """The answer to Read."""
+    """The answer to `ReadNotes`."""
 
     notes: list[Note]
     steps: list[Step]
 
 
 class MeasuredConsumer:
-    """One subscription, served one message after the other."""
+    """A subscription whose messages are handled one at a time."""
 
     def __init__(self, subscription: EngineSubscription, place: Place) -> None:
         self._subscription = subscription
@@ -137,7 +138,7 @@ class MeasuredConsumer:
             case Read():
                 if self._looping is not None and self._looping.done():
                     self._looping.result()
-                # So that what is read ends, and what comes next begins, just now.
+                # A note at this moment ends the returned period and begins the next one.
                 self._note()
                 notes, self._notes = self._notes, []
                 return Notes(notes, [] if self._loop is None else self._loop.taken())

@@ -1,10 +1,11 @@
-"""Against fixed prefetches: how fast, how much is held, how soon a second consumer has its share.
+"""Comparison of the controlled prefetch with fixed ones: speed, held messages and fair shares.
 
-Strategy: throughput and what is held come from one consumer at a queue that never runs dry, each
-way in turn and several times, since what the machine does meanwhile is in every figure. Fair
-shares need a queue that somebody could hoard: so many messages wait, nobody publishes, one
-consumer is at work and a second one joins. It has its fair share when it handles at least four
-fifths of what the first one does; if all is done before, it never had it.
+Speed and held messages are measured with one consumer on a queue that is never empty. All
+contenders take turns for several rounds, so that other load on the machine affects them alike.
+
+Fair shares are measured on a queue with a fixed number of messages and no publishers, which a
+consumer could hoard. One consumer works and a second one joins. The second has its fair share when
+it handles at least 80 % of the first one's rate. If the queue is empty before, it never had it.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from tidegate.lab.report.figures import draw_bars
 from tidegate.lab.report.section import Drawing, Section
 from tidegate.report.chart import Table
 
-# More than the queue may hold, which is as much as unlimited.
+# More than the length limit of the queue, so in effect unlimited.
 UNLIMITED = 65_535
 FIXED = (1, 10, 250, UNLIMITED)
 CONTROLLED = "controlled"
 START = 10
-# As fast as the best, but for what rounds of one and the same way differ by.
+# The required speed relative to the best; 1 % is the difference between equal rounds.
 AS_FAST = 0.99
 LESS_HELD = 10.0
 FAIR = 0.8
@@ -41,22 +42,22 @@ JOIN_AFTER_S = 1.0
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What one way to set the prefetch came to."""
+    """The result of one contender."""
 
     name: str
     handled_per_s: float
-    # Of the time, in which the handler was at work.
+    # The fraction of the time in which the handler was busy.
     busy: float
     held: float
     held_bytes: float
-    # None: never.
+    # Seconds until the second consumer had its fair share; None if it never had it.
     fair_after_s: float | None
     second_handled: int
     first_handled: int
 
 
 def contest_section(bench: Bench, folder: Path) -> Section:
-    """Everyone in turn."""
+    """Measure all contenders in turn."""
     plan = bench.plan
     goal = PrefetchGoal(
         settle_s=plan.disturbed_settle_s,
@@ -67,7 +68,7 @@ def contest_section(bench: Bench, folder: Path) -> Section:
     )
     ways = [_Way(_name(prefetch), prefetch, None) for prefetch in FIXED]
     ways.append(_Way(CONTROLLED, START, goal))
-    # In turn: what the machine does meanwhile is everybody's.
+    # In turn, so that other load on the machine affects all contenders alike.
     alone = [[_alone(bench, way) for way in ways] for _ in range(plan.contest_rounds)]
     outcomes = [
         _outcome(bench, way, [one[place] for one in alone]) for place, way in enumerate(ways)
@@ -150,7 +151,7 @@ def _name(prefetch: int) -> str:
 class _Way(NamedTuple):
     name: str
     prefetch: int
-    # None: it stays as it is.
+    # None means that the prefetch is fixed.
     goal: PrefetchGoal | None
 
 
@@ -195,7 +196,7 @@ def _outcome(bench: Bench, way: _Way, alone: list[Track]) -> Outcome:
 
 
 def _together(bench: Bench, way: _Way) -> tuple[Track, Track]:
-    """A first one at work, then a second one joins; all that they did."""
+    """Run a consumer, let a second one join, and return the tracks of both."""
     scene = bench.scene
     with scene.consumer(way.prefetch) as first:
         if way.goal is not None:
@@ -204,7 +205,7 @@ def _together(bench: Bench, way: _Way) -> tuple[Track, Track]:
         with scene.consumer(way.prefetch) as second:
             if way.goal is not None:
                 scene.steer(second, way.goal)
-            # Until all is done; whoever has prefetch 1 is not waited for.
+            # Until all messages are handled or the time is up, as with prefetch 1.
             end_s = scene.now() + bench.plan.disturbed_settle_s
             while scene.now() < end_s and _is_at_work(first, second):
                 pass
@@ -212,14 +213,14 @@ def _together(bench: Bench, way: _Way) -> tuple[Track, Track]:
 
 
 def _is_at_work(first: StagedConsumer, second: StagedConsumer) -> bool:
-    """Whether either of them did anything, seen for a while."""
+    """Watch both consumers for a while, and return whether any message was handled."""
     began_at = first.watch(FAIR_WINDOW_S).began_at
     second.watch(0.0)
     return _handled(first.track.since(began_at)) + _handled(second.track.since(began_at)) > 0
 
 
 def _leave(scene: Stage, messages: int) -> None:
-    """So many messages, and nobody publishes any more."""
+    """Leave about `messages` messages in the queue, and pause the publishers."""
     scene.publish(0.0)
     scene.purge()
     before = scene.publish(1.0)

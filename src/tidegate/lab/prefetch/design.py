@@ -1,10 +1,12 @@
-"""The paper's controllers, computed again from its model, and whether loops are stable, by proof.
+"""The paper's controllers, computed again from its model, and a proof of their stability.
 
-Strategy: nothing is started. The paper's polynomials and its a and b give its gains; each is
-compared with what is printed, in units of the last digit there. Then the question that it leaves
-for later: a loop is stable if all roots of its denominator lie within the unit circle, which the
-test of Schur and Cohn decides without finding them (laws/pole_placement), also when measurements
-come late. b only scales the gains, so plants are told apart by a alone.
+This experiment only computes. The paper's polynomials and its a and b determine its gains. Each
+gain is compared with the printed value, in units of its last digit.
+
+The paper leaves the proof of stability for later. A loop is stable if all roots of its denominator
+lie within the unit circle. The test of Schur and Cohn decides this without the roots
+(laws/pole_placement), also for late measurements. b only scales the gains, so that plants need
+differ in a only.
 """
 
 from __future__ import annotations
@@ -31,23 +33,23 @@ from tidegate.laws.pole_placement import (
 )
 from tidegate.report.chart import Table
 
-# The paper prints a = 0.26; both bounds of Kp that it prints follow from 0.2631.
+# The paper prints a = 0.26, but its printed bounds of Kp follow from 0.2631.
 PAPER_MODEL = Model(0.2631, 59.73, 0.0)
-# The polynomials that its PI and PID gains place, without their leading 1.
+# The coefficients of the paper's polynomials for PI and PID, without the leading 1.
 PAPER_PI, PAPER_PID = (-1.0, 0.36), (-0.7, -0.063, 0.11)
 LATE_SAMPLES = 2
-# What a running loop is designed for: 15 samples, 5 % overshoot, late by two.
+# The requirement of the product's loops: 15 samples, 5 % overshoot, measurements two samples late.
 REQUIREMENT = Requirement(15, overshoot=0.05, late_samples=LATE_SAMPLES, is_calm=True)
-# Of plants: from one that alternates to one that hardly answers within a sample.
+# Values of a from -0.5, a plant that alternates, to 0.9, a plant that responds slowly.
 PLANTS = tuple(round(-0.5 + 0.05 * step, 2) for step in range(29))
 DRAWN_SAMPLES = 20
 
 
 class Printed(msgspec.Struct, frozen=True):
-    """A number of the paper, and ours."""
+    """A number of the paper and our value of it."""
 
     what: str
-    # As it stands there.
+    # The number as printed.
     text: str
     ours: float
 
@@ -57,23 +59,24 @@ class Printed(msgspec.Struct, frozen=True):
 
     @property
     def units_off(self) -> int:
-        """In units of the last printed digit."""
+        """The difference in units of the last printed digit."""
         off = round(self.ours, self.digits) - float(self.text)
         return abs(round(off * 10.0**self.digits))
 
 
 class Vetted(msgspec.Struct, frozen=True):
-    """The loop that is designed for one plant, by its largest pole at each lateness."""
+    """The loop that is designed for one plant, with its largest pole at each delay."""
 
     kind: str
     a: float
-    # None: no controller keeps the requirement there.
+    # The largest pole with measurements late by 0, 1, 2 samples; None if no controller meets the
+    # requirement.
     radii: list[float] | None
     is_proved: bool
 
 
 def design_section(bench: Bench, folder: Path) -> Section:
-    """The design of section 3.2, and the formal check of section 5."""
+    """Compute the design of section 3.2 and the formal check of section 5."""
     model = PAPER_MODEL
     pi = pi_gains(model.a, model.b, PAPER_PI)
     pid = pid_gains(model.a, model.b, PAPER_PID)
@@ -84,7 +87,8 @@ def design_section(bench: Bench, folder: Path) -> Section:
     unproved = [one for one in designed if not one.is_proved]
     bench.progress(f"{len(designed)} designs looked through, {len(unproved)} not proved stable")
     _draw(loops, vetted, bench.plan.target_per_s, folder / "design.png")
-    # Both follow from a, b and two digits of a polynomial; PID has more digits than they do.
+    # P and PI follow from a, b and two digits of a polynomial. PID is printed with more digits
+    # than its inputs have, so it cannot be exact.
     exact = [one for one in printed if not one.what.startswith("PID")]
     rest = [one for one in printed if one.what.startswith("PID")]
     return Section(
@@ -168,7 +172,7 @@ def design_section(bench: Bench, folder: Path) -> Section:
 
 
 def printed_numbers(model: Model, pi: Gains, pid: Gains) -> list[Printed]:
-    """All that the paper prints of its design."""
+    """Return all numbers that the paper prints of its design."""
     low, high = proportional_bounds(model.a, model.b)
     return [
         Printed("P: Kp above", "-0.01234", low),

@@ -1,8 +1,8 @@
-"""What the paper leaves for later: bursts, slow handlers, a longer way, bad measurements.
+"""Disturbances, the paper's future work: bursts, slow handlers, delays, bad measurements.
 
-Strategy: one consumer under PI from beginning to end. Before each disturbance everything is as
-it should be and the loop has settled; then something changes, and it counts how long the mean of
-five samples needs to come back to the target, and to stay there.
+One consumer runs under PI control from beginning to end. Before each disturbance the loop has
+settled. The experiment measures how long the mean of five samples takes to return to the target and
+to stay there.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from tidegate.lab.report.section import Drawing, Section
 from tidegate.report.chart import Table
 
 BACK_WITHIN = 0.05
-# Of the target, what publishers offer for a while; then twice as much as ever for a moment.
+# The burst: publishers first offer SCARCE times the target, then BURST times their usual rate for
+# BURST_S seconds.
 SCARCE, BURST, BURST_S = 0.5, 2.0, 2.0
-# Of the target: a step that measurements have to be good for.
+# The step of the target while measurements are disturbed, as a fraction of the target.
 STEP = 0.6
 NOISE = 0.1
-# Of the target, what a handler can do that saturates.
+# The rate of the handler while it is saturated, as a fraction of the target.
 SATURATED = 0.5
 
 
 class Disturbed(msgspec.Struct, frozen=True):
-    """One disturbance and what came of it."""
+    """One disturbance and its result."""
 
     name: str
     what: str
-    # Sampled from the moment of the disturbance on.
+    # Samples from the start of the disturbance on.
     rates_per_s: list[float]
     back_after_s: float
     before_per_s: float
@@ -46,7 +47,10 @@ class Disturbed(msgspec.Struct, frozen=True):
 
 
 class Trial:
-    """What a disturbance may touch."""
+    """The testbed and the consumer on which the disturbances act.
+
+    Each disturbance is a method that returns the time from which on the recovery counts.
+    """
 
     def __init__(self, bench: Bench, scene: Stage, consumer: StagedConsumer) -> None:
         self.bench = bench
@@ -58,19 +62,19 @@ class Trial:
         self.goal: PrefetchGoal = bench.goal(sample_s=self.sample_s, settle_s=self.settle_s)
 
     def steer(self, times: float = 1.0) -> None:
-        """To so many times the target."""
+        """Control the consumer with `times` the target."""
         rate = times * self.target_per_s
         self.scene.steer(self.consumer, msgspec.structs.replace(self.goal, rate_per_s=rate))
 
     def settle(self) -> float:
-        """Watch until it should be as if nothing had been; the rate of the last five samples."""
+        """Watch for the settling time and return the mean rate of the last five samples."""
         rates = self.consumer.watch(self.settle_s + 0.2).rates(self.sample_s)
         return fmean(rates[-MEAN_OF:])
 
-    # Each returns the moment from which on it counts.
+    # Disturbances
 
     def burst(self) -> float:
-        """A queue that runs dry, then more than ever at once."""
+        """Let the queue run empty, then publish a burst."""
         self.scene.publish(SCARCE * self.target_per_s / self.scene.setting.offered_per_s)
         self.scene.purge()
         self.consumer.watch(self.settle_s / 2)
@@ -97,13 +101,13 @@ class Trial:
         return self.scene.now()
 
     def saturation(self) -> float:
-        """A target out of reach for a minute: nothing may have wound up."""
+        """Make the target unreachable for a while, so that an integral could wind up."""
         self.consumer.set_handler(1.0 / (SATURATED * self.target_per_s))
         self.consumer.watch(self.bench.plan.saturated_s)
         return self.quick_handler()
 
     def blurred(self, blur: Blur) -> float:
-        """A step of the target, with measurements like this."""
+        """Make a step of the target with disturbed measurements."""
         self.consumer.blur(blur)
         self.steer(STEP)
         self.consumer.watch(self.settle_s / 2)
@@ -142,12 +146,12 @@ MEASUREMENTS: dict[str, tuple[str, _Do]] = {
 
 
 def disturbances_section(bench: Bench, folder: Path) -> Section:
-    """All of them, one after the other, on one consumer."""
+    """Run all disturbances one after the other on one consumer."""
     scene = bench.scene
-    # The node measures at its own credit: there is nothing between that could be lost.
+    # The node measures where it delivers, so no measurement can be lost on Tidegate.
     disturbances = PLANT if scene.engine is Engine.TIDEGATE else PLANT | MEASUREMENTS
     found: list[Disturbed] = []
-    # The model first: it is measured with one consumer at the queue, and no other.
+    # The model first, because its measurement needs the queue for a single consumer.
     bench.model()
     with scene.consumer(1) as consumer:
         trial = Trial(bench, scene, consumer)
@@ -166,7 +170,7 @@ def disturbances_section(bench: Bench, folder: Path) -> Section:
 def _disturb(trial: Trial, name: str, what: str, do: _Do) -> Disturbed:
     trial.bench.progress(f"{what} …")
     trial.consumer.blur(Blur())
-    # The one before has had its time; what it left over is not this one's.
+    # The rate before the disturbance shows whether the last one has left an effect.
     before = fmean(trial.consumer.watch(MEAN_OF * trial.sample_s + 0.2).rates(trial.sample_s))
     began_at = do(trial)
     already_s = trial.scene.now() - began_at

@@ -1,7 +1,7 @@
-"""Figure 6 once more, with samples as long as the paper's: PI, ten times slower in everything.
+"""Figure 6 with samples as long as the paper's: PI control, ten times slower.
 
-The model is that of the other experiments, whose samples are a tenth: what a plant does in ten
-seconds follows from what it does in one (laws/prefetch_design.resampled).
+The model is that of the other experiments, whose samples have a tenth of the length.
+`laws/prefetch_design.resampled` converts it to the longer samples.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TIMES = 10.0
 
 
 def long_samples_section(bench: Bench, folder: Path) -> Section:
-    """PI alone: the other two have no bar here."""
+    """Run PI control only, because P and PID have no bar here."""
     plan = bench.plan
     sample_s, settle_s = TIMES * plan.sample_s, TIMES * plan.settle_s
     run = hold(bench, ControllerKind.PI, sample_s=sample_s, settle_s=settle_s)

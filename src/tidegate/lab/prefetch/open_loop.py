@@ -1,4 +1,4 @@
-"""Figure 3 and table 2: the plant without a controller, and the model of it."""
+"""Figure 3 and table 2: the plant without a controller, and its model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tidegate.laws.linear_range import Shape, linear_range
 from tidegate.report.chart import Table
 from tidegate.tuning.record import Record
 
-# Beyond the knee more prefetch brings hardly any more.
+# The highest rate may exceed the rate at the knee by this factor at most.
 FLAT = 1.15
 
 
 def open_loop_section(bench: Bench, folder: Path) -> Section:
-    """Figure 3."""
+    """Measure figure 3: the rate by prefetch."""
     record = bench.open_loop()
     found = linear_range(record.levels())
     if found.shape is not Shape.KNEE:
@@ -125,7 +125,7 @@ def _draw_open_loop(record: Record, knee: float, file: Path) -> None:
 
 
 def model_section(bench: Bench, folder: Path) -> Section:
-    """Table 2."""
+    """Identify the model of table 2."""
     line, found = bench.identified()
     ours = f"({found.a:.2f}, {found.b:.2f})"
     if abs(found.offset_per_s) >= 0.5:

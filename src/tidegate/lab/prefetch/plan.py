@@ -1,4 +1,4 @@
-"""How large a run of the prefetch experiments is, and what the paper has found."""
+"""The sizes of the prefetch experiments, and the paper's results."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from tidegate.core.prefetch import ControllerKind
 from tidegate.lab.prefetch.stage import Setting
 
 PREFETCH_MAX = 360
-# One step of a prefetch of 1 is 100 %, and of 300 nothing: so levels lie the further apart the
-# higher they are.
+# A step of 1 is 100 % at prefetch 1 and negligible at 300, so higher levels are further apart.
 LEVELS = (
     *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 22, 28),
     *(40, 64, 128, 200, 360),
@@ -19,12 +18,12 @@ LEVELS = (
 
 
 class Paper(NamedTuple):
-    """Printed there: table 2, and the text to figures 3 and 5 to 7."""
+    """Values printed in the paper's table 2, and in the text to figures 3 and 5 to 7."""
 
     a: float = 0.26
     b: float = 59.73
     knee: int = 22
-    # Called RMSE there; larger than every rate, so it is the mean square.
+    # The paper calls these RMSE, but they exceed every rate, so they must be mean squares.
     mean_square_training: float = 8485.95
     mean_square_test: float = 8586.84
     r2_training: float = 0.80
@@ -32,12 +31,12 @@ class Paper(NamedTuple):
 
     @property
     def worth_per_s(self) -> float:
-        """Of one unit of prefetch, at rest."""
+        """The steady-state rate per unit of prefetch."""
         return self.b / (1.0 - self.a)
 
 
 PAPER = Paper()
-# Mean and standard deviation at a target of 400 msg/s, samples of 10 s.
+# Mean and standard deviation in msg/s at a target of 400 msg/s, with samples of 10 s.
 PAPER_CLOSED_LOOP = {
     ControllerKind.P: (414.37, 216.09),
     ControllerKind.PI: (397.19, 95.12),
@@ -46,7 +45,7 @@ PAPER_CLOSED_LOOP = {
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Lengths and sizes of one run."""
+    """The lengths and sizes of one run."""
 
     setting: Setting = Setting()
     target_per_s: float = 400.0
@@ -55,22 +54,22 @@ class Plan(msgspec.Struct, frozen=True):
     level_samples: int = 2
     sample_s: float = 1.0
     settle_s: float = 15.0
-    # In which the prefetch moves at random, to be fitted and held out.
+    # Samples with random prefetches, for the training and the test data of the model.
     excited_samples: int = 64
-    # After settling.
+    # Samples after settling.
     watched_samples: int = 60
-    # Disturbances are many: half the sample, so that all fit into minutes.
+    # Samples of half the length, because there are many disturbances.
     disturbed_sample_s: float = 0.5
     disturbed_settle_s: float = 10.0
     saturated_s: float = 60.0
-    # At each prefetch of the contest, and messages that two consumers share.
+    # Seconds at each prefetch of the contest, its rounds, and messages that two consumers share.
     contest_s: float = 6.0
     contest_rounds: int = 3
     shared_messages: int = 4000
 
     @classmethod
     def full(cls) -> Self:
-        """As in the paper: every level, samples of 10 s; hours."""
+        """Return the sizes of the paper: every level and samples of 10 s; it takes hours."""
         return cls(
             levels=tuple(range(1, PREFETCH_MAX + 1)),
             level_samples=1,
@@ -84,9 +83,9 @@ class Plan(msgspec.Struct, frozen=True):
 
     @classmethod
     def quick(cls) -> Self:
-        """Shows that everything works; no figures to quote."""
+        """Return sizes for a quick run, whose figures are not meaningful."""
         return cls(
-            # Fewer messages on a longer way: a machine that is busy with tests blurs less of it.
+            # Fewer messages with longer delays, which a machine busy with tests distorts less.
             setting=Setting(publishers=10, delay_s=0.012, handler_s=0.004),
             target_per_s=120.0,
             levels=(1, 2, 3, 4, 6, 8, 12, 24, 60),

@@ -1,10 +1,11 @@
-"""Workload profiles, which the paper leaves for later: a model for each, and the one at hand.
+"""Workload profiles, which are future work of the paper: one model for each workload.
 
-Strategy: two workloads, of which a message of one takes four times as long on its way. A model is
-identified on each by `tidegate tune`'s own steps. Then one consumer goes from one workload to the
-other and back, steered by the model of the first, of the second, or of whichever is at hand by what
-a unit of prefetch brings (laws/workload_schedule). Always in virtual time: what differs between the
-three is the law, and not the machine.
+There are two workloads; the network delay of one is four times that of the other. A model of each
+is identified as `tidegate tune` does. Then one consumer changes between the workloads. Three runs
+use the model of the first, the model of the second, or the model of the current workload. The law
+`laws/workload_schedule` recognizes the current workload by the rate per unit of prefetch.
+
+The experiment always runs in virtual time, so that the runs differ in the law only.
 """
 
 from __future__ import annotations
@@ -26,36 +27,36 @@ from tidegate.laws.workload_schedule import WorkloadSchedule
 from tidegate.report.chart import Table
 
 NEAR, FAR, SCHEDULED = "near", "far", "whichever is at hand"
-# Each way.
+# The delay in each direction.
 DELAYS_S = {NEAR: 0.003, FAR: 0.012}
 LEVELS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
 SAMPLE_S, SETTLE_S = 0.5, 10.0
-# From one to the other and back, as often.
+# The sequence of workloads.
 VISITS = (NEAR, FAR, NEAR, FAR, NEAR)
 WITHIN = 0.05
 
 
 class Visit(msgspec.Struct, frozen=True):
-    """One workload, from the moment that it began on."""
+    """A period with one workload, from its start."""
 
     workload: str
     rates_per_s: list[float]
     settled_after_s: float
-    # After the settling time.
+    # The rates after the settling time.
     spread: Spread
 
 
 class Steered(msgspec.Struct, frozen=True):
-    """What came of one choice of models."""
+    """The run with one choice of models."""
 
     by: str
     visits: list[Visit]
-    # Which model was taken, whenever it was another one.
+    # The chosen model at each change.
     chosen: list[str]
 
     @property
     def longest_s(self) -> float:
-        """To settle, after the first visit, which begins at prefetch 1."""
+        """The longest settling time, without the first period, which begins at prefetch 1."""
         return max(one.settled_after_s for one in self.visits[1:])
 
     @property
@@ -64,7 +65,7 @@ class Steered(msgspec.Struct, frozen=True):
 
 
 def profiles_section(bench: Bench, folder: Path) -> Section:
-    """Three runs over the same change of workloads."""
+    """Run the three choices of models over the same sequence of workloads."""
     target = Plan().target_per_s
     models = {name: _identified(bench, name) for name in DELAYS_S}
     runs = [_steered(bench, by, models, target) for by in (NEAR, FAR, SCHEDULED)]
@@ -165,7 +166,7 @@ def _steered(
         consumer.steer(goal, schedule)
         for workload in VISITS:
             scene.set_delay(DELAYS_S[workload])
-            # As long again after it should have settled.
+            # Twice the settling time: the second half is measured.
             rates = consumer.watch(2.0 * SETTLE_S + 0.2).rates(SAMPLE_S)
             visits.append(
                 Visit(
@@ -208,4 +209,4 @@ def _draw(runs: list[Steered], target_per_s: float, file: Path) -> None:
 
 
 def _unheard(line: str) -> None:
-    """Two identifications need not be told level by level."""
+    """Ignore the progress of the identifications."""

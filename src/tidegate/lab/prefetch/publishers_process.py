@@ -1,9 +1,9 @@
-"""Publishers of one process: each publishes again after a time that is normally distributed.
+"""A child process with publishers, each with normally distributed pauses between its messages.
 
-Strategy: every publisher has a connection of its own and the moment at which its next message is
-due; moments do not depend on when the one before got through, so that a busy machine delays
-messages and does not make them fewer. On RabbitMQ frames are written by hand, unconfirmed, because
-25 publishers of a client library would need the core that the consumer is measured on.
+Every publisher has its own connection and a due time of its next message. The due time does not
+depend on the time at which the last message was sent. So a busy machine delays messages but does
+not reduce their number. On RabbitMQ a publisher writes pre-encoded frames without confirmations.
+With a client library, 25 publishers would use the core that the consumer needs.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tidegate.lab.bench.child import answer
 from tidegate.lab.peers.amqp import FRAME_END, RawConnection, publish_prefix
 
 PAYLOAD_BYTES = 256
-# Puts that a publisher on Tidegate may have under way.
+# The most unanswered puts of a publisher on Tidegate; above it the publisher skips messages.
 UNDER_WAY_MAX = 50
 
 
 class Press(msgspec.Struct, frozen=True):
-    """What a process of publishers is to do."""
+    """The task of a process of publishers."""
 
     url: str
     queue: str
@@ -41,18 +41,23 @@ class Press(msgspec.Struct, frozen=True):
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """An order: so many times as fast from now on; 0 pauses. The answer: published so far."""
+    """A command to multiply the publishers' rate; 0 pauses them.
+
+    The answer is the number of messages published so far.
+    """
 
     times: float
 
 
 class Outlet(Protocol):
-    """Where a publisher puts its messages."""
+    """A connection to a queue of a broker."""
 
     def put(self) -> None: ...
 
 
 class RabbitmqOutlet:
+    """A queue on RabbitMQ, with pre-encoded frames on a raw connection and no confirmations."""
+
     def __init__(self, port: int, queue: str) -> None:
         self._socket = RawConnection(port).socket
         prefix = publish_prefix(queue, PAYLOAD_BYTES, persistent=False)
@@ -63,6 +68,8 @@ class RabbitmqOutlet:
 
 
 class TidegateOutlet:
+    """A queue on Tidegate; a put is skipped while `UNDER_WAY_MAX` puts are unanswered."""
+
     def __init__(self, client: Client, queue: str) -> None:
         self._client = client
         self._queue = queue
@@ -78,7 +85,7 @@ class TidegateOutlet:
 
 
 class Publishers:
-    """All of them, by the moments at which they are due."""
+    """All publishers of a process, in the order of their due times."""
 
     def __init__(self, press: Press, outlets: list[Outlet]) -> None:
         self._press = press
@@ -93,7 +100,7 @@ class Publishers:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        # Spread over the first interval, as publishers that were started one after another.
+        # Random times in the first interval, as if the publishers were started in succession.
         due = [
             (now + self._random.uniform(0.0, self._press.mean_s), number)
             for number in range(len(self._outlets))

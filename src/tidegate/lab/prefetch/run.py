@@ -1,4 +1,21 @@
-"""`tidegate lab run prefetch-control`: the paper's experiments, and those it leaves for later."""
+"""`tidegate lab run prefetch-control`: the paper's experiments and those of its future work.
+
+The plant is a consumer behind a network with a delay. Its input is the prefetch, and its output is
+the rate at which it receives messages. A testbed (`stage`) consists of a broker, publishers, the
+network and the consumer. It runs as real processes (`scene`) or in virtual time (`simulated`).
+
+    fig3            open loop: the rate at each prefetch
+    table2          the model y(k+1) = a·y(k) + b·u(k), identified by least squares
+    design          the paper's controllers, and a proof of stability; nothing is measured
+    fig5            closed loop (figures 5 to 7): P, PI and PID control
+    fig6            PI with samples as long as the paper's; runs only if it is named
+    disturbances    bursts, slow handlers, longer delays, bad measurements
+    profiles        two workloads with a model for each; always in virtual time
+    contest         the controlled prefetch beside fixed ones
+
+The experiments share one testbed, one open loop and one model (`bench`), which are made when an
+experiment first needs them.
+"""
 
 from __future__ import annotations
 
@@ -42,26 +59,26 @@ EXPERIMENTS: dict[str, _Make] = {
     "profiles": profiles_section,
     "contest": contest_section,
 }
-# A quarter of an hour for one figure; `--full` has it as part of another.
+# Runs only if it is named, because it takes 15 minutes; `--full` has it in another experiment.
 WHEN_NAMED = ("fig6",)
 
 
 class PrefetchOptions(msgspec.Struct, frozen=True):
-    """Which experiments, on which engine, how large, and where to."""
+    """The experiments to run, their size, the broker, and the folder of the results."""
 
     engine: Engine = Engine.RABBITMQ
     only: Sequence[str] = ()
-    # The paper's own numbers; hours.
+    # The sizes of the paper, which take hours.
     full: bool = False
     quick: bool = False
-    # In virtual time, instead of real processes.
+    # Simulates in virtual time instead of real processes.
     simulate: bool = False
     results: Path = RESULTS
-    # The folder below `results/prefetch-control`; None for the time of the run.
+    # The folder below `results/prefetch-control`; None names it by the time of the run.
     name: str | None = None
 
     def experiments(self) -> list[str]:
-        """The chosen ones in order, or a sentence about a name that is none."""
+        """Return the chosen experiments in order, or raise `ValueError` for an unknown name."""
         chosen = chosen_from(list(EXPERIMENTS), self.only)
         return [name for name in chosen if name in self.only or name not in WHEN_NAMED]
 
@@ -75,7 +92,7 @@ class PrefetchOptions(msgspec.Struct, frozen=True):
 def run_prefetch(
     options: PrefetchOptions, progress: Progress = lambda line: None
 ) -> ExperimentsReport:
-    """Run the chosen experiments, and write what they found."""
+    """Run the chosen experiments and write their results."""
     chosen = options.experiments()
     bench = Bench(options.engine, options.plan, progress, is_simulated=options.simulate)
     with bench:

@@ -1,10 +1,10 @@
-"""The paper's set-up on one machine: a broker, 25 publishers, a network, a consumer.
+"""The paper's testbed on one machine: a broker, 25 publishers, a network and a consumer.
 
     publishers ──▶ broker ◀── proxy (6 ms each way) ◀── consumer (1 ms for each message)
 
-Strategy: everything is a process of its own; only the consumer is behind the network, as in the
-paper only its round trips matter. The queue always has some and never grows without bound: at
-its length the oldest are dropped, since publishers offer three times what the consumer can do.
+Each part is a process of its own. Only the consumer is behind the network, because only its round
+trips matter in the paper. The publishers offer more than the consumer can handle, so the queue is
+never empty. At its length limit it drops the oldest messages, so it never grows without bound.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Answer = TypeVar("Answer")
 
 
 class Consumer:
-    """A consumer under test, as its parent sees it."""
+    """The parent's side of a consumer under test, which is a child process."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -75,14 +75,14 @@ class Consumer:
         self._ask(Disturb(blur), bool)
 
     def watch(self, seconds: float) -> Track:
-        """What it does from now on for so long; all of it stays in `track`, too."""
+        """Wait for `seconds`, and return the notes of that time; `track` keeps them too."""
         began_at = self._read()
         time.sleep(seconds)
         self._read()
         return self.track.since(began_at)
 
     def _read(self) -> float:
-        """The moment of the last note."""
+        """Read the consumer's new notes into `track`, and return the time of the last note."""
         read = self._ask(Read(), Notes)
         self.track.add(read.notes, read.steps)
         return self.track.notes[-1].at
@@ -93,7 +93,7 @@ class Consumer:
 
 
 class Scene:
-    """A broker with publishers at work and a network in front of it."""
+    """A testbed of real processes."""
 
     def __init__(
         self, engine: Engine, setting: Setting, url: str, proxy: ProxyProcess, publishers: Child
@@ -112,7 +112,7 @@ class Scene:
 
     @contextlib.contextmanager
     def consumer(self, prefetch: int) -> Iterator[Consumer]:
-        """One more, behind the network."""
+        """Run a consumer process behind the network until the block ends."""
         place = Place(self.network.url, QUEUE, prefetch, self.setting.handler_s)
         arguments = [msgspec.json.encode(place).decode()]
         with Child("tidegate.lab.prefetch.consumer_process", arguments) as child:
@@ -120,28 +120,28 @@ class Scene:
             yield Consumer(child)
 
     def publish(self, times: float) -> int:
-        """So many times as fast from now on; how many were published so far."""
+        """Multiply the publishers' rate by `times`, and return the messages published so far."""
         self._publishers.say(Pace(times))
         return self._publishers.hear(int, ANSWER_TIMEOUT_S)
 
     def steer(self, consumer: StagedConsumer, goal: PrefetchGoal) -> None:
-        """By the loop in the worker on RabbitMQ, and by the node's own on Tidegate."""
+        """Start the control loop: in the worker on RabbitMQ, in the node on Tidegate."""
         if self.engine is Engine.RABBITMQ:
             consumer.steer(goal)
         else:
             asyncio.run(_set_goal(self.url, goal))
 
     def steer_no_more(self) -> None:
-        """A goal of the queue is gone; one in a worker ends with it."""
+        """Remove the goal of the queue on Tidegate; a loop in a worker ends with the worker."""
         if self.engine is Engine.TIDEGATE:
             asyncio.run(_set_goal(self.url, None))
 
     def waiting(self) -> int:
-        """Messages in the queue that nobody has."""
+        """Return the messages in the queue that are not delivered."""
         return asyncio.run(_waiting(self.engine, self.url))
 
     def purge(self) -> None:
-        """Drop what waits."""
+        """Delete the waiting messages."""
         asyncio.run(_purge(self.url))
 
     def wait_for_messages(self, at_least: int = WAITING_FIRST) -> None:
@@ -157,7 +157,10 @@ class Scene:
 
 @contextlib.contextmanager
 def scene_on(engine: Engine, setting: Setting, *, frugal: bool = False) -> Iterator[Scene]:
-    """A fresh broker with a queue that has messages; frugal for tests, not for figures."""
+    """Run a fresh broker with publishers until the block ends; its queue has messages already.
+
+    A `frugal` broker uses at most one core; it is meant for tests, not for measurements.
+    """
     with contextlib.ExitStack() as stack:
         if engine is Engine.RABBITMQ:
             url = stack.enter_context(rabbitmq_server(frugal=frugal)).url

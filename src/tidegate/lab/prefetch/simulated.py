@@ -1,9 +1,12 @@
-"""The scene in virtual time: every message, round trip and handler, and no process.
+"""A simulation of the testbed in virtual time, message by message, without processes.
 
-Strategy: events on a heap. A broker delivers to whoever has fewer messages than its prefetch, in
-turn; a message arrives after the way, waits for the handler, and its acknowledgement goes the way
-back. The way and the handler have a little jitter, always the same. The heart of the loop is the
-product's; only the shell around it, which measures and ticks, is written again for virtual time.
+Events are on a heap. The broker delivers in turn to the consumers that have fewer unacknowledged
+messages than their prefetch. A message arrives after the network delay and waits for the handler;
+its acknowledgement takes the delay back. Delay and handler times have a little jitter from a fixed
+seed, so that runs are repeatable.
+
+The controller is the product's own. Only the code around it, which measures and ticks, is a second
+implementation for virtual time.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from tidegate.lab.prefetch.track import Track
 from tidegate.laws.prefetch_steering import PrefetchSteering
 from tidegate.laws.workload_schedule import WorkloadSchedule
 
-# On average, beyond the way itself: the broker's and the client's own time for a message.
+# The mean time that broker and client need for a message, in addition to the network delay.
 OVERHEAD_S = 0.0003
 HANDLER_DEVIATION = 0.05
 TICKS = 20
@@ -34,7 +37,10 @@ Event = Callable[[], None]
 
 
 class SimulatedScene:
-    """A broker with publishers and a network; its clock moves while somebody watches."""
+    """A simulated testbed.
+
+    Its clock advances only in `run`, which `watch`, `pause` and `wait_for_messages` call.
+    """
 
     def __init__(self, engine: Engine, setting: Setting, seed: int = 6) -> None:
         self.engine = engine
@@ -54,7 +60,7 @@ class SimulatedScene:
 
     @property
     def network(self) -> SimulatedScene:
-        """It is the scene's own."""
+        """The testbed itself, which also simulates the network."""
         return self
 
     def now(self) -> float:
@@ -78,7 +84,7 @@ class SimulatedScene:
         consumer.steer(goal)
 
     def steer_no_more(self) -> None:
-        """Loops end with their consumers."""
+        """Do nothing, because a control loop ends with its consumer."""
 
     def publish(self, times: float) -> int:
         self._count()
@@ -107,7 +113,7 @@ class SimulatedScene:
         heapq.heappush(self._events, (self._now + seconds, next(self._numbers), event))
 
     def run(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Advance the clock by `seconds` and run all events that are due."""
         end = self._now + seconds
         while self._events and self._events[0][0] <= end:
             self._now, _, event = heapq.heappop(self._events)
@@ -117,7 +123,7 @@ class SimulatedScene:
     # The broker
 
     def deliver(self) -> None:
-        """To each in turn who may have more, while there is something."""
+        """Deliver waiting messages to the consumers in turn, as their prefetches allow."""
         self._count()
         refused = 0
         while refused < len(self._consumers):
@@ -134,8 +140,8 @@ class SimulatedScene:
             consumer.send()
 
     def _retry(self) -> None:
-        """When the next message should be there."""
-        # While nobody publishes, nothing comes.
+        """Schedule the next delivery for the time at which the next message is published."""
+        # While the publishers pause, a retry would be useless.
         if self._will_retry or self._times <= 0.0:
             return
         self._will_retry = True
@@ -146,7 +152,7 @@ class SimulatedScene:
 
         missing = 1.0 - self._waiting
         rate_per_s = self.setting.offered_per_s * self._times
-        # A nanosecond later: what is nearly one message is none.
+        # A nanosecond later, so that rounding leaves no fraction below one message.
         self.after(missing / rate_per_s + 1e-9, again)
 
     def _count(self) -> None:
@@ -157,12 +163,12 @@ class SimulatedScene:
 
 
 class SimulatedConsumer:
-    """A handler behind the network, with a meter, and a loop if it is steered."""
+    """A simulated consumer with a handler, a meter, and optionally a control loop."""
 
     def __init__(self, scene: SimulatedScene, prefetch: int, handler_s: float) -> None:
         self._scene = scene
         self.track = Track()
-        # What is set here, and what has come through to the broker.
+        # The prefetch that is set here, and the prefetch that the broker uses already.
         self._prefetch = self._allowed = prefetch
         self._handler_s = handler_s
         self._unacknowledged = 0
@@ -178,7 +184,7 @@ class SimulatedConsumer:
         self._prefetch_ticks = self._held_ticks = self._ticks = 0
         self._note_again()
 
-    # Orders
+    # Commands
 
     def set_prefetch(self, prefetch: int) -> None:
         self._steering = None
@@ -210,7 +216,7 @@ class SimulatedConsumer:
         self._unacknowledged += 1
         scene = self._scene
         way_s = scene.delay_s + scene.random.expovariate(1.0 / OVERHEAD_S)
-        # One connection: nobody overtakes.
+        # One connection keeps the order of its messages.
         self._arrives_at = max(self._arrives_at, scene.now() + way_s)
         scene.after(self._arrives_at - scene.now(), self._arrive)
 
@@ -269,7 +275,10 @@ class SimulatedConsumer:
     # The loop
 
     def steer(self, goal: PrefetchGoal, schedule: WorkloadSchedule | None = None) -> None:
-        """`schedule` has models of several workloads, for who is steered for the first time."""
+        """Start the control loop, or change its goal if it runs.
+
+        `schedule` has models of several workloads; it counts only when the loop starts.
+        """
         if self._steering is not None:
             self._steering.change(goal)
             return
@@ -297,7 +306,7 @@ class SimulatedConsumer:
     def _step(self, steering: PrefetchSteering) -> None:
         began_at, delivered, handled, busy_s = self._sample
         lasted_s = self._scene.now() - began_at
-        # A node sees what goes out and comes back, and not what lies in a consumer.
+        # A node's loop knows deliveries and acknowledgements, but not what a consumer holds.
         is_inside = self._scene.engine is not Engine.TIDEGATE
         sample = ConsumerSample(
             at=self._scene.now(),

@@ -1,4 +1,4 @@
-"""The product's own loop of a worker, with measurements that can be lost, noisy or late."""
+"""The prefetch control loop of a worker, with measurements that can be lost, noisy or late."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tidegate.lab.prefetch.blurred import Blur, BlurredSensor
 
 
 class Step(msgspec.Struct, frozen=True):
-    """What a loop saw and did, at one sample."""
+    """The measurement and the action of a control loop at one sample."""
 
     at: float
-    # What it was told; None: the measurement was lost.
+    # The measured rate; None if the measurement was lost.
     rate_per_s: float | None
     level: float
     mode: str
@@ -24,7 +24,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class BlurredLoop(SteeredPrefetch):
-    """Steers one subscription; only its sense is not the product's."""
+    """The product's control loop of one subscription, with disturbed measurements."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class BlurredLoop(SteeredPrefetch):
         self._sensor.blur = blur
 
     def taken(self) -> list[Step]:
-        """The steps since the last time."""
+        """Return the steps since the last call."""
         steps, self._steps = self._steps, []
         return steps
 

@@ -1,4 +1,4 @@
-"""What a consumer did over time, cut into samples of any length."""
+"""The notes of a consumer's meter over time, and samples of any length made from them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import msgspec
 from tidegate.lab.prefetch.consumer_process import Note
 from tidegate.lab.prefetch.steered import Step
 
-# Samples of which the mean is to be back.
+# The number of samples whose mean must be within the band.
 MEAN_OF = 5
 
 
 class Point(msgspec.Struct, frozen=True):
-    """One sample."""
+    """One sample of a consumer."""
 
-    # Its end, since the track began.
+    # The end of the sample in seconds since the start of the track.
     at_s: float
     rate_per_s: float
     handled_per_s: float
@@ -26,7 +26,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Track:
-    """Notes of a meter, in order."""
+    """The notes of a meter and the steps of a control loop, in order of time."""
 
     def __init__(self, notes: Sequence[Note] = (), steps: Sequence[Step] = ()) -> None:
         self.notes = list(notes)
@@ -45,20 +45,20 @@ class Track:
         return self.notes[-1].at - self.notes[0].at if self.notes else 0.0
 
     def since(self, at: float) -> Track:
-        """From this moment of the shared clock on."""
+        """Return the part of the track from this time of the shared clock on."""
         return Track(
             [one for one in self.notes if one.at >= at], [one for one in self.steps if one.at >= at]
         )
 
     def samples(self, sample_s: float) -> list[Point]:
-        """Whole samples, one after the other; what is left at the end is not one."""
+        """Return consecutive samples of `sample_s`; an incomplete one at the end is left out."""
         points: list[Point] = []
         within: list[Note] = []
         first = self.notes[0] if self.notes else None
         for note in self.notes[1:]:
             assert first is not None
             within.append(note)
-            # A note that comes late counts with the time that it really covers.
+            # Notes may be late, so a rate is computed with the actual duration of its sample.
             due = self.began_at + (len(points) + 1) * sample_s
             if note.at < due - 0.02:
                 continue
@@ -80,7 +80,7 @@ class Track:
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Mean and standard deviation of sampled rates."""
+    """The mean and the standard deviation of sampled rates."""
 
     mean_per_s: float
     deviation_per_s: float
@@ -95,11 +95,12 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 def back_after_s(rates: Sequence[float], target: float, sample_s: float, band: float) -> float:
-    """Seconds until the mean of five samples is within the band, and the next four are, too.
+    """Return the seconds until the moving mean of five samples has settled within the band.
 
-    All five were taken after the disturbance; it is 0 s if the first mean is within already. If it
-    does not happen, more than was watched. One that stays for nine samples has come to rest; what
-    a busy machine does a minute later is not the loop's.
+    Settled means that five consecutive means are within `band` (a fraction) of the target. All
+    samples are from after the disturbance; the result is 0 if the first mean is already within the
+    band. If the rate does not settle, the result is longer than the observed time. Later deviations
+    do not count, because a busy machine causes them and not the control loop.
     """
     within = 0
     for last in range(MEAN_OF, len(rates) + 1):

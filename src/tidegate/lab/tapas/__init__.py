@@ -1,1 +1,1 @@
-"""The experiments of the TAPAS report: a bookshop under an agreement, behind several doors."""
+"""The experiments of the TAPAS report: a bookshop with an agreement, behind several doors."""

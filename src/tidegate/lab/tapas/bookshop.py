@@ -1,14 +1,15 @@
-"""The bookshop: choose, add, remove, buy, confirm, each on a database of its own.
+"""The bookshop, an ASGI application with the operations choose, add, remove, buy and confirm.
 
-Strategy: a plain ASGI application, the same on every instance, that shares nothing: SQLite in a
-temporary file, so that no database is the bottleneck and a cart lives where it was begun (TAPAS
-§4). Two cores are no cluster, so what an instance can do is stated: so many operations at a time,
-each of which takes so long, and what exceeds that waits its turn. Waiting takes no processor, so
-four instances on one core do four times as much as one. With a service time of 0 it is as fast as
-its own work allows.
+Every instance has its own SQLite database in a temporary file. So no shared database is the
+bottleneck, and a cart exists only on the instance that created it (TAPAS §4).
 
-Not part of the shop are `/well`, which is answered without waiting, and `/pace/3`, after which
-everything takes three times as long.
+An instance has a configured capacity: a concurrency and a service time per operation. Further
+operations wait. The service time is a sleep, which takes no processor time. So four instances on
+one core do four times as much as one, and two cores can simulate a cluster. With a service time of
+0 an operation takes only its own processor time.
+
+Two further paths are not part of the shop. `/well` answers health checks without waiting. After
+`/pace/3` every operation takes three times as long.
 """
 
 from __future__ import annotations
@@ -45,21 +46,21 @@ create table purchase (cart text primary key, books integer not null, confirmed 
 
 
 class ShopSetting(msgspec.Struct, frozen=True):
-    """What one instance can do."""
+    """The capacity of one instance."""
 
-    # Operations at a time, and how long each takes once it has its turn.
+    # Operations at the same time, and the seconds that each takes after its start.
     concurrency: int = 1000
     service_s: float = 0.0
-    # Of the service time, either way, evenly.
+    # The service time varies uniformly by this fraction in both directions.
     spread: float = 0.05
 
     @property
     def seconds_per_operation(self) -> float:
-        """What one operation takes of an instance that is never idle."""
+        """The time per operation of an instance that is never idle."""
         return self.service_s / self.concurrency
 
     def environment(self) -> dict[str, str]:
-        """Tells the application in another process."""
+        """Return environment variables that pass the setting to another process."""
         return {_ENVIRONMENT: msgspec.json.encode(self).decode()}
 
     @classmethod
@@ -69,14 +70,14 @@ class ShopSetting(msgspec.Struct, frozen=True):
 
 
 class Database:
-    """Books, carts and purchases of one instance; gone with it."""
+    """The books, carts and purchases of one instance, deleted when it ends."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="tidegate-bookshop-")
         self._connection = sqlite3.connect(
             Path(self._folder.name) / "shop.sqlite", isolation_level=None, check_same_thread=False
         )
-        # Nobody wants these purchases back after a crash.
+        # Without syncs, because the data need not survive a crash.
         self._connection.execute("pragma synchronous = off")
         self._connection.execute("pragma journal_mode = memory")
         self._connection.executescript(_TABLES)
@@ -90,7 +91,7 @@ class Database:
         self._folder.cleanup()
 
     def do(self, operation: str, cart: str, book: int) -> str | None:
-        """What the client is told; None: there is no such operation."""
+        """Do an operation and return the text of its answer, or None if it does not exist."""
         ask = self._connection.execute
         match operation:
             case "choose":
@@ -121,7 +122,7 @@ class Database:
 
 
 class Bookshop:
-    """One instance."""
+    """One instance of the bookshop."""
 
     def __init__(self, setting: ShopSetting) -> None:
         self._setting = setting
@@ -149,7 +150,7 @@ class Bookshop:
             if self._setting.service_s > 0.0:
                 spread = self._random.uniform(-1.0, 1.0) * self._setting.spread
                 await asyncio.sleep(self._setting.service_s * self._pace * (1.0 + spread))
-            # Tens of microseconds: a thread would take longer than the work.
+            # On the event loop: it takes tens of microseconds, less than a thread would.
             said = self._database.do(path.removeprefix("/"), cart or given or "", book)
         if said is None:
             await _answer(send, 404, "choose, add, remove, buy or confirm")

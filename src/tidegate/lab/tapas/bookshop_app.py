@@ -1,4 +1,4 @@
-"""The bookshop as a server imports it; what it can do is said by its environment."""
+"""The bookshop as a web server imports it, with its capacity from the environment."""
 
 from __future__ import annotations
 

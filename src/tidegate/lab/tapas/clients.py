@@ -1,13 +1,15 @@
-"""Clients of the bookshop: each asks, waits for the answer, and asks again.
+"""Clients of the bookshop, each with one request at a time (a closed loop).
 
-Strategy: a client goes through sessions of ten operations, one connection and one set of cookies
-for each session, as a browser that is opened and closed again; a closed loop, so that slow answers
-make few questions. What a person waits for is measured: from wanting the operation, with the
-connection if there is none yet, to the last byte of its answer. An operation that gets no answer,
-none in time, or one of 500 and above has failed; it is counted and never repeated, and the session
-goes on over a new connection.
+A client goes through sessions of ten operations. Each session has one connection and one set of
+cookies, like a browser that is opened and closed again. Slow answers reduce the number of requests.
 
-Protocols instead of streams: clients share two cores with what they measure.
+The response time is the time that a user waits, up to the last byte of the answer. It includes the
+connection if there is none yet. An operation fails if it gets no answer, none in time, or a status
+of 500 or above. A failed operation is counted and never repeated. If there was no answer, the
+session continues over a new connection.
+
+The clients use asyncio protocols instead of streams, because they share two cores with the servers
+that they measure.
 """
 
 from __future__ import annotations
@@ -28,34 +30,34 @@ SESSION = (
     *("choose", "add", "choose", "add", "remove"),
     *("choose", "add", "choose", "buy", "confirm"),
 )
-# The second cluster's (figures 19 and 20).
+# The session for the second cluster (figures 19 and 20).
 SESSION_OF_ELEVEN = ("choose", *SESSION)
 _ASKS_ONLY = "choose"
-# In place of a status: no answer, or none in time.
+# The status of a request without an answer, or without an answer in time.
 NO_ANSWER = 0
 TIMEOUT_S = 30.0
 
 
 class Crowd(msgspec.Struct, frozen=True):
-    """Who comes, and what they do."""
+    """A group of clients and their behaviour."""
 
-    # Loopback ports; clients are dealt to them in turn.
+    # Loopback ports, assigned to the clients in turn.
     ports: Sequence[int]
     clients: int
-    # Each does so many sessions, or, with None, goes on until the time is over.
+    # Sessions of each client; None means until `seconds` are over.
     sessions: int | None = 10
     seconds: float | None = None
     session: Sequence[str] = SESSION
-    # From one client's coming to the next one's.
+    # Seconds between the arrivals of two clients.
     ramp_s: float = 0.0
-    # From an answer to the next question.
+    # Seconds from an answer to the next request.
     think_s: float = 0.0
     timeout_s: float = TIMEOUT_S
     seed: int = 7
 
 
 class Requests(msgspec.Struct):
-    """Every request, in the order of its end; moments are of the machine's monotonic clock."""
+    """All requests in the order of their ends; times are of the monotonic clock."""
 
     ended_at: list[float] = []
     took_s: list[float] = []
@@ -70,7 +72,7 @@ class Requests(msgspec.Struct):
         self.status.append(status)
 
     def between(self, begin_s: float, end_s: float) -> Requests:
-        """Those that ended in this time."""
+        """Return the requests that ended in this period, `end_s` excluded."""
         found = Requests()
         for ended_at, took_s, status in self:
             if begin_s <= ended_at < end_s:
@@ -86,24 +88,24 @@ class Requests(msgspec.Struct):
 
     @property
     def answered_s(self) -> list[float]:
-        """What those took that did not fail: a quick refusal is no quick answer."""
+        """The response times of requests that did not fail: a quick refusal does not count."""
         return [took_s for _, took_s, status in self if not has_failed(status)]
 
     @property
     def mean_s(self) -> float:
-        """Of those that did not fail; without an end if there is none."""
+        """The mean response time of requests that did not fail; infinite if all failed."""
         answered_s = self.answered_s
         return math.fsum(answered_s) / len(answered_s) if answered_s else math.inf
 
 
 class Visit(msgspec.Struct, frozen=True):
-    """When all of it began, who was there from when to when, and what they saw."""
+    """The record of a group of clients: when each was present, and all requests."""
 
     began_at: float
     ended_at: float
     present: list[tuple[float, float]]
     requests: Requests
-    # Of the process that the clients were in.
+    # Processor seconds of the clients' process.
     processor_s: float = 0.0
 
     def present_at(self, moment: float) -> int:
@@ -111,7 +113,7 @@ class Visit(msgspec.Struct, frozen=True):
 
 
 def drawn_s(took_s: float) -> float:
-    """What has no end is drawn where clients give up."""
+    """Limit a response time to the clients' timeout, to draw infinite ones."""
     return min(took_s, TIMEOUT_S)
 
 
@@ -120,7 +122,7 @@ def has_failed(status: int) -> bool:
 
 
 async def visit(crowd: Crowd) -> Visit:
-    """Let them come, and wait until the last one has gone."""
+    """Run a group of clients until the last one has finished."""
     processor_s = time.process_time()
     requests = Requests()
     began_at = time.monotonic()
@@ -180,7 +182,7 @@ class _Client:
             if self._crowd.think_s > 0.0:
                 await asyncio.sleep(self._crowd.think_s)
             elif status == NO_ANSWER:
-                # A door that refuses connections is not to be stormed.
+                # A pause, so that clients do not flood a door that refuses connections.
                 await asyncio.sleep(0.05)
         if connection is not None:
             connection.close()
@@ -203,7 +205,7 @@ def _request(operation: str, book: int, cookies: dict[str, str]) -> bytes:
 
 
 class _Connection(asyncio.Protocol):
-    """One question at a time."""
+    """A connection with one request at a time."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -213,7 +215,10 @@ class _Connection(asyncio.Protocol):
         self._cookies: dict[str, str] = {}
 
     async def ask(self, request: bytes, cookies: dict[str, str]) -> int:
-        """The status of the answer, once all of it has come; its cookies are kept."""
+        """Send a request and return the status after the whole answer has arrived.
+
+        Cookies of the answer are added to `cookies`.
+        """
         assert self._transport is not None
         self._cookies = cookies
         self._answered = asyncio.get_running_loop().create_future()
@@ -225,7 +230,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # What the loop says.
+    # Callbacks of the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -246,7 +251,7 @@ class _Connection(asyncio.Protocol):
         if self._answered is not None and not self._answered.done():
             self._answered.set_exception(error)
 
-    # What the parser finds.
+    # Callbacks of the parser
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"set-cookie":

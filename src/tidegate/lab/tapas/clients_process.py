@@ -1,4 +1,4 @@
-"""Clients in a process of their own, so that what is measured shares no event loop with them."""
+"""Clients in a child process, so that they share no event loop with the measured server."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import uvloop
 from tidegate.lab.bench.child import Child, answer
 from tidegate.lab.tapas.clients import Crowd, Visit, visit
 
-# Beyond what they are to do: the machine may be busy.
+# Additional seconds to wait for the clients, because the machine may be busy.
 _GRACE_S = 120.0
 
 
 class Visitors:
-    """A crowd that is on its way."""
+    """A running group of clients in a child process."""
 
     def __init__(self, child: Child, crowd: Crowd, began_at: float) -> None:
         self._child = child
         self._crowd = crowd
-        # The first of them asks a moment later.
+        # The first request comes a moment later.
         self.began_at = began_at
 
     def until(self, seconds: float) -> None:
-        """Wait until so much time has passed since they began, or they have gone."""
+        """Wait until `seconds` have passed since the start, or all clients have finished."""
         left_s = self.began_at + seconds - time.monotonic()
         if left_s > 0.0:
             self._child.has_answered(left_s)
@@ -37,7 +37,7 @@ class Visitors:
         return self._child.has_answered(0.0)
 
     def seen(self, timeout_s: float | None = None) -> Visit:
-        """What they saw, once the last one has gone."""
+        """Wait for the last client and return the record of all requests."""
         crowd = self._crowd
         most_s = (crowd.seconds or 600.0) + crowd.clients * crowd.ramp_s + crowd.timeout_s
         return self._child.hear(Visit, timeout_s or most_s + _GRACE_S)
@@ -45,7 +45,7 @@ class Visitors:
 
 @contextlib.contextmanager
 def visitors(crowd: Crowd) -> Iterator[Visitors]:
-    """They come at once."""
+    """Start a group of clients in a child process."""
     arguments = [msgspec.json.encode(crowd).decode()]
     with Child("tidegate.lab.tapas.clients_process", arguments) as child:
         child.hear(bool, _GRACE_S)
@@ -54,7 +54,7 @@ def visitors(crowd: Crowd) -> Iterator[Visitors]:
 
 
 def visited(crowd: Crowd) -> Visit:
-    """All of it."""
+    """Run a group of clients in a child process and return its record."""
     with visitors(crowd) as crowd_on_its_way:
         return crowd_on_its_way.seen()
 

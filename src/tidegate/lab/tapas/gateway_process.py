@@ -1,7 +1,8 @@
-"""The embedded gateway in a process of its own, as `tidegate door` has it, with a look inside.
+"""The embedded gateway in a child process, as `tidegate door` runs it, with notes of its state.
 
-What each server has in hand and has got is noted four times a second, which is how often the
-gateway itself looks; the parent reads the notes at the end.
+Four times a second the process notes the outstanding requests of each server, its total requests,
+and whether it is ejected. The gateway itself updates this state as often. The parent reads the
+notes at the end.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ _ANSWER_TIMEOUT_S = 60.0
 
 
 class GatewayOrder(msgspec.Struct, frozen=True):
-    """What stands behind it, and how it balances."""
+    """The servers and the settings of the gateway."""
 
     server_ports: Sequence[int]
     policy: str = "better-of-two"
     sticky: bool = False
-    # Requests without an answer for so long have failed.
+    # Seconds after which a request without an answer has failed.
     answer_timeout_s: float = 60.0
     checked: bool = True
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
-    """One moment, server by server."""
+    """The state of each server at one time."""
 
     at: float
     outstanding: list[int]
@@ -46,7 +47,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GatewayProcess:
-    """As its parent sees it."""
+    """The parent's side of the gateway process."""
 
     def __init__(self, child: Child, port: int) -> None:
         self._child = child
@@ -57,7 +58,7 @@ class GatewayProcess:
         return self._child.pid
 
     def notes(self) -> list[Note]:
-        """Of all its life so far."""
+        """Return all notes since the start of the process."""
         self._child.say(True)
         return self._child.hear(list[Note], _ANSWER_TIMEOUT_S)
 

@@ -1,8 +1,8 @@
-"""HAProxy under our control, in a process of its own: the door, its loop, and a leader's orders.
+"""HAProxy under Tidegate's control in a child process: the door and its loop.
 
-Strategy: what `tidegate door --engine haproxy` runs, with the store in memory: the loop looks for
-orders four times a second, reads HAProxy's counts and its log of requests each second, and every
-second a weight is changed, as often as a leader would at most.
+It runs the same code as `tidegate door --engine haproxy`, with an in-memory store. The loop polls
+the store four times a second, and reads HAProxy's counters and its request log each second. The
+process also changes one weight each second, which is the most that a leader would do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ANSWER_TIMEOUT_S = 60.0
 
 
 class HaproxyDoorProcess:
-    """As its parent sees it; HAProxy is its child."""
+    """The parent's side of the process, whose child is HAProxy."""
 
     def __init__(self, child: Child, port: int) -> None:
         self.pid = child.pid
@@ -43,7 +43,7 @@ class HaproxyDoorProcess:
 
 @contextlib.contextmanager
 def haproxy_door_process(server_ports: Sequence[int]) -> Iterator[HaproxyDoorProcess]:
-    """Before these servers on loopback ports, until the block ends."""
+    """Run the door in front of servers on loopback ports until the block ends."""
     arguments = [msgspec.json.encode(list(server_ports)).decode()]
     with Child("tidegate.lab.tapas.haproxy_door_process", arguments) as child:
         yield HaproxyDoorProcess(child, child.hear(int, _ANSWER_TIMEOUT_S))
@@ -74,7 +74,7 @@ async def _serve(server_ports: Sequence[int]) -> None:
             asyncio.create_task(_order(store, instances, epoch)),
         ]
         answer(urlsplit(door.address).port)
-        # Until the parent closes it.
+        # Serve until the parent closes the input.
         await questions.read()
         for task in tasks:
             task.cancel()
@@ -84,7 +84,7 @@ async def _serve(server_ports: Sequence[int]) -> None:
 
 
 async def _deploy(store: MemoryStore, server_ports: Sequence[int], epoch: int) -> list[int]:
-    """The instances, as their machine would report them."""
+    """Deploy a service whose instances are the given servers, and return the instances' ids."""
     await store.deploy(
         ServiceSpec(
             name=_SERVICE,

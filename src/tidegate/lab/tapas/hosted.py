@@ -1,7 +1,7 @@
-"""The bookshop as `tidegate host` keeps it, started by its own command line as a user would.
+"""The bookshop under `tidegate host`, started with the command line as a user would.
 
-Its instances are looked at in the store from outside, a few times a second: how many are paid for
-(whoever has a slot, spares and those that drain included) and how many serve.
+A thread counts the instances in the store, four times a second. Paid instances are all that have a
+slot, also spare and draining ones; serving instances take requests.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ADDRESS = re.compile(rb"^http://127\.0\.0\.1:(\d+)\s*$", re.MULTILINE)
 
 
 class HostedPlan(msgspec.Struct, frozen=True):
-    """What is hosted, and with what at hand."""
+    """The options of `tidegate host`."""
 
     shop: ShopSetting
     agreement: str
@@ -47,7 +47,7 @@ class HostedPlan(msgspec.Struct, frozen=True):
 
 
 class Crew(msgspec.Struct, frozen=True, array_like=True):
-    """How many instances there were at a moment of the monotonic clock."""
+    """The number of instances at one time of the monotonic clock."""
 
     at: float
     paid: int
@@ -55,7 +55,7 @@ class Crew(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HostedShop:
-    """A front door, and what stands behind it."""
+    """A hosted bookshop: its door, and the counts of its instances over time."""
 
     def __init__(self, port: int, data: Path) -> None:
         self.port = port
@@ -68,7 +68,7 @@ class HostedShop:
         self._watch.start()
 
     def wait_serving(self, instances: int) -> None:
-        """Until so many serve."""
+        """Wait until `instances` instances serve; raise `ServerFailed` after a timeout."""
         deadline = time.monotonic() + _READY_TIMEOUT_S
         while not self.crews or self.crews[-1].serving < instances:
             if time.monotonic() > deadline:
@@ -108,10 +108,11 @@ def _counted(instances: list[Instance]) -> Crew:
 
 @contextlib.contextmanager
 def hosted(plan: HostedPlan) -> Iterator[HostedShop]:
-    """Until the block ends; it begins when a request gets through."""
+    """Run `tidegate host` until the block ends; the block begins when it prints its address."""
     (port,) = free_loopback_ports(1)
     with temporary_folder("hosted") as folder:
-        # As root PostgreSQL has an account of its own, which must get there.
+        # If this process is root, PostgreSQL runs under another account, which must reach the
+        # folder.
         folder.chmod(0o755)
         file = folder / "shop.toml"
         file.write_text(plan.agreement)
@@ -124,7 +125,7 @@ def hosted(plan: HostedPlan) -> Iterator[HostedShop]:
             command.append("--sticky")
         scratch = folder / "scratch"
         scratch.mkdir()
-        # Databases are to go with the folder, however their instances end.
+        # The databases are in the temporary folder, so that they are deleted even after a kill.
         for name, value in {**plan.shop.environment(), "TMPDIR": str(scratch)}.items():
             command += ["--env", f"{name}={value}"]
         output = folder / f"{Path(sys.executable).name}.out"
@@ -148,5 +149,5 @@ def hosted(plan: HostedPlan) -> Iterator[HostedShop]:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without what somebody has set for another Tidegate."""
+    """Return the environment without settings of another Tidegate."""
     return {name: text for name, text in os.environ.items() if not name.startswith("TIDEGATE_")}

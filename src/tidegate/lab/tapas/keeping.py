@@ -1,10 +1,12 @@
-"""Figures 17, 18, 21 and 22: whether the agreement is kept while clients come, static and ours.
+"""Figures 17, 18, 21 and 22: the agreement with a static cluster and with `tidegate host`.
 
-Strategy: the same clients come, one by one, to two places at once: to plain HAProxy before as many
-instances as there were at first, which is what stays (the report's standard JBoss), and to the
-front door of `tidegate host`, which adds and removes instances by the agreement. Everything is
-judged by what clients measured. An instance has a stated concurrency, and waiting takes no
-processor, so both places fit on two cores.
+Two equal groups of clients arrive one by one at two systems at the same time. The static system is
+plain HAProxy in front of a fixed number of instances, like the report's standard JBoss. The other
+system is `tidegate host`, which begins with the same number of instances, and adds and removes
+instances as the agreement requires.
+
+Both are judged from the clients' measurements. An instance has a fixed concurrency, and its service
+time takes no processor time, so both systems fit on two cores.
 """
 
 from __future__ import annotations
@@ -42,16 +44,16 @@ from tidegate.lab.tapas.shops import shops_running
 from tidegate.report.chart import Table
 
 ORACLE_BAR = 1.3
-# The load at which one instance alone has to breach.
+# The number of clients at which a single instance must breach the agreement.
 _BREACHING_CLIENTS = 20
-# With two spares.
+# The report's results with two spare instances.
 _PAPER_SLOWER, _PAPER_LESS = 0.18, 0.14
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What one place made of the load."""
+    """The result of one system in one case."""
 
-    # While all clients were there, of requests that were answered.
+    # Of answered requests, in the time when all clients were present.
     response_s: float
     throughput_per_s: float
     windows: list[Window]
@@ -66,20 +68,20 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """One case, both places."""
+    """The results of both systems in one case."""
 
     case: Case
     static: Kept
     ours: Kept
     instance_s: float
     oracle_s: float
-    # Since clients began: instances paid for and serving, and what the oracle would have.
+    # Instances by seconds since the clients began: of `tidegate host`, and of the oracle.
     crews: list[Crew]
     oracle: list[tuple[float, int]]
 
     @property
     def slower(self) -> float:
-        """The static one's response time over ours, less 1."""
+        """The static system's response time over that of `tidegate host`, minus 1."""
         return self.static.response_s / self.ours.response_s - 1.0
 
     @property
@@ -88,7 +90,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def keeping_section(plan: KeepingPlan, folder: Path, progress: Progress) -> Section:
-    """All cases."""
+    """Run all cases."""
     processors = Processors()
     outcomes = []
     for case in plan.cases:
@@ -105,7 +107,7 @@ def keeping_section(plan: KeepingPlan, folder: Path, progress: Progress) -> Sect
 
 
 def _seconds(plan: KeepingPlan, case: Case) -> float:
-    """Whole windows."""
+    """Return the seconds of a case, rounded up to whole windows."""
     seconds = case.clients * plan.ramp_s + plan.hold_s
     return WINDOW_S * math.ceil(seconds / WINDOW_S)
 
@@ -159,7 +161,7 @@ def _case(plan: KeepingPlan, case: Case) -> Outcome:
 
 
 def kept_of(plan: KeepingPlan, case: Case, visit: Visit) -> Kept:
-    """By what its clients saw."""
+    """Return the result of one system from the record of its clients."""
     all_there_at = visit.began_at + case.clients * plan.ramp_s
     together = visit.requests.between(all_there_at, visit.ended_at)
     windows = windows_of(visit)
@@ -177,7 +179,7 @@ def kept_of(plan: KeepingPlan, case: Case, visit: Visit) -> Kept:
 def section_of(
     plan: KeepingPlan, outcomes: Sequence[Outcome], folder: Path, others: float
 ) -> Section:
-    """Drawn, judged and told."""
+    """Return the report's section, with figures, tables and bars."""
     _draw_responses(outcomes, folder / "agreement.png")
     shown = max(outcomes, key=lambda one: (-one.case.spares, one.case.clients, -one.case.start))
     _draw_course(shown, folder / "agreement-course.png")
@@ -241,18 +243,21 @@ def section_of(
 
 
 def _lean(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Spares are what the report gives a case; an oracle needs none."""
+    """Return the cases without spares, because an oracle needs none."""
     return [one for one in outcomes if not one.case.spares]
 
 
 def _of_oracle(outcomes: Sequence[Outcome]) -> float:
-    """All cases together: those that cannot take too many hide the one that does."""
+    """Return our instance-seconds over the oracle's for all cases together.
+
+    A single case with too many instances may be hidden, so there is a bar on the worst case too.
+    """
     lean = _lean(outcomes)
     return sum(one.instance_s for one in lean) / max(sum(one.oracle_s for one in lean), 1e-9)
 
 
 def keeping_bars(outcomes: Sequence[Outcome]) -> list[Bar]:
-    """What the issue asks for, of each case and not of their sum alone."""
+    """Return the issue's bars, for the worst case and for all cases together."""
     alone = [
         one.static.windows[-1].p95_s
         for one in outcomes
@@ -293,7 +298,7 @@ def keeping_bars(outcomes: Sequence[Outcome]) -> list[Bar]:
 
 
 def _spare_bars(outcome: Outcome) -> list[Bar]:
-    """Ahead by more than the report's (figures 17 and 18)."""
+    """Return the bars with spares: a lead of at least the report's (figures 17 and 18)."""
     static, ours = outcome.static.throughput_per_s, outcome.ours.throughput_per_s
     return [
         Bar(f"{outcome.case.name}: static slower", outcome.slower, _PAPER_SLOWER, "of ours"),
@@ -408,7 +413,7 @@ def _draw_course(outcome: Outcome, file: Path) -> None:
 
 
 def _steps(label: str, points: Sequence[tuple[float, int]]) -> Line:
-    """Each count holds until the next."""
+    """Return a line of steps, in which each count holds until the next."""
     x: list[float] = []
     y: list[float] = []
     for at, count in points:

@@ -1,11 +1,11 @@
-"""Figures 15, 16, 19 and 20: what a door costs, ours and others', with one to four instances.
+"""Figures 15, 16, 19 and 20: the cost of several doors with one to four instances.
 
-Strategy: the shop without a stated service time, and clients that never pause, so that everything
-goes as fast as the machine does and each microsecond of a door shows. Two cores are shared by
-clients, door and instances: more instances do not make it faster here, and what is compared is
-ways at the same number of them. Plain HAProxy and HAProxy under our control are measured in pairs,
-in turn, before a shop whose operations take a little time, as the report's did; and once more where
-nobody waits for anything but the processor.
+The shop has no service time and the clients never pause, so that the processor is the limit and
+each microsecond of a door is visible. Clients, door and instances share two cores. More instances
+are therefore not faster, and doors are compared at the same number of instances.
+
+Plain HAProxy and HAProxy under Tidegate's control are also compared in pairs. There the operations
+of the shop have a service time, as in the report; one case has none.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _MS = 1000.0
 _US = 1_000_000.0
 
 
-# By clients, instances and way.
+# Measurements by clients, instances and kind of door.
 Grid = dict[int, dict[int, dict[str, Passage]]]
 
 
 def overhead_section(plan: OverheadPlan, folder: Path, progress: Progress) -> Section:
-    """Everything of figures 15, 16, 19 and 20."""
+    """Measure all doors, and compare two of them in pairs."""
     processors = Processors()
     grid: Grid = {clients: {} for clients in plan.clients}
     pairs: list[Pairs] = []
@@ -91,7 +91,7 @@ def _each_way(
 
 
 def _doors_before(shops: Sequence[Shop]) -> Sides:
-    """Doors alone: the instances are the same for both."""
+    """Return the two sides of a pair: doors in front of the same instances."""
 
     def before(name: str) -> Side:
         return lambda instances: WAYS[name]([shop.port for shop in shops[:instances]])
@@ -157,7 +157,7 @@ def _plain(grid: Grid) -> dict[str, Any]:
 
 
 def _cost_s(grid: Grid, name: str) -> float:
-    """The mean over all that was measured of it."""
+    """Return the mean processor time of a door per request over all its measurements."""
     found = [ways[name] for row in grid.values() for ways in row.values()]
     requests = sum(one.requests for one in found)
     used_s = sum(one.processor_s_per_request * one.requests for one in found)

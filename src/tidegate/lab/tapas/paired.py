@@ -1,8 +1,12 @@
-"""Plain HAProxy and ours in turn, pair by pair: what is measured, its bounds and its rows.
+"""Comparisons in pairs: measurements, their bounds, and rows of tables.
 
-Strategy: each side is opened for its turn and closed after it, so that nothing of one runs while
-the other is measured. Pairs of a case go round its numbers of instances, and its bound is of all of
-them: each pair compares like with like, and what numbers of instances differ by widens the bound.
+The side `plain` is HAProxy with a static configuration. The side `ours` is HAProxy under Tidegate's
+control: the door alone (`overhead`), or all of `tidegate host` (`whole`).
+
+Each side is started for its turn and stopped after it, so that no part of it runs while the other
+side is measured. The pairs of a case alternate between its numbers of instances. The two sides of a
+pair have the same number. The bound of a case is over all pairs, so that differences between the
+numbers of instances widen it.
 """
 
 from __future__ import annotations
@@ -28,29 +32,29 @@ RESPONSE_BAR = 1.03
 THROUGHPUT_BAR = 0.99
 _US = 1_000_000.0
 
-# Before so many instances.
+# Opens a door in front of the given number of instances.
 Side = Callable[[int], AbstractContextManager[Entrance]]
 
 
 @dataclass(frozen=True)
 class Sides:
-    """How either is opened."""
+    """Functions that open the two sides."""
 
     plain: Side
     ours: Side
 
 
 class Pairs(msgspec.Struct, frozen=True):
-    """Plain HAProxy and ours in turn."""
+    """The results of the pairs of one case."""
 
     case: PairCase
-    # Pair by pair: before how many instances, and ours over plain.
+    # For each pair: the number of instances, and the ratios `ours` over `plain`.
     instances: list[int]
     response: list[float]
     throughput: list[float]
     ours_failed: int = 0
     plain_failed: int = 0
-    # Of all processes of the door, for a request.
+    # Processor seconds of all processes of the door per request.
     plain_processor_s: list[float] = []
     ours_processor_s: list[float] = []
 
@@ -60,11 +64,11 @@ class Pairs(msgspec.Struct, frozen=True):
 
     @property
     def failed(self) -> int:
-        """A door that fails requests has less to do, whosever it is."""
+        """The failed requests of both sides, which make a door look faster."""
         return self.ours_failed + self.plain_failed
 
     def before(self, instances: int) -> Pairs:
-        """Of them those before so many instances."""
+        """Return the pairs with this number of instances."""
         chosen = [at for at, count in enumerate(self.instances) if count == instances]
         return msgspec.structs.replace(
             self,
@@ -78,9 +82,9 @@ class Pairs(msgspec.Struct, frozen=True):
 
 
 def turns_of(case: PairCase) -> Iterator[tuple[int, bool]]:
-    """Before how many instances each pair is, and whether ours is the first of it.
+    """Yield the number of instances of each pair, and whether `ours` is measured first.
 
-    Each is first as often as the other, over all and before each number of instances.
+    Each side is first in half of the pairs, also for each number of instances.
     """
     for turn in count():
         for place, instances in enumerate(case.instances):
@@ -88,7 +92,7 @@ def turns_of(case: PairCase) -> Iterator[tuple[int, bool]]:
 
 
 def paired(case: PairCase, length: PairLength, sides: Sides, progress: Progress) -> Pairs:
-    """One after the other, each side opened for its turn."""
+    """Measure the pairs of a case; `ServerFailed` means that no request was answered."""
     found = Pairs(case, [], [], [])
     ours_failed = plain_failed = 0
     for number, (instances, ours_first) in enumerate(islice(turns_of(case), length.pairs)):
@@ -117,7 +121,7 @@ def paired(case: PairCase, length: PairLength, sides: Sides, progress: Progress)
 
 
 def said_of(pairs: Sequence[Pairs]) -> str:
-    """Each case in a sentence."""
+    """Return the mean ratios and bounds of each case as text."""
     return "; ".join(
         f"{one.title}: response × {mean_ratio(one.response):.3f} "
         f"(at most {ratio_at_most(one.response):.3f}), throughput × "
@@ -127,7 +131,7 @@ def said_of(pairs: Sequence[Pairs]) -> str:
 
 
 def pair_bars(pairs: Sequence[Pairs]) -> list[Bar]:
-    """Those of the issue: at most 3 % of a response, and 1 % of what gets through."""
+    """Return the issue's bars: at most 3 % longer responses and 1 % less throughput."""
     bars = []
     for one in pairs:
         bars.append(
@@ -153,13 +157,13 @@ def pair_bars(pairs: Sequence[Pairs]) -> list[Bar]:
 
 
 def failed_bar(pairs: Sequence[Pairs], others: int = 0) -> Bar:
-    """Those that failed, of either side and elsewhere: whoever fails requests has less to do."""
+    """Return the bar on failed requests, because a door that fails requests does less work."""
     total = others + sum(one.failed for one in pairs)
     return Bar("requests failed", total, 0, "", at_most=True, beyond_the_issue=True)
 
 
 def pair_table(pairs: Sequence[Pairs]) -> Table:
-    """All pairs of a case, and those before each number of instances."""
+    """Return a table with a row for all pairs of a case and for each number of instances."""
     return Table(
         "HAProxy under our control over plain HAProxy, by pairs",
         (
@@ -184,12 +188,12 @@ def pair_table(pairs: Sequence[Pairs]) -> Table:
 
 
 def _rows(pairs: Pairs) -> list[Pairs]:
-    """All of them, then by instances."""
+    """Return all pairs together, then the pairs of each number of instances."""
     counts = pairs.case.instances if len(pairs.case.instances) > 1 else ()
     return [pairs, *(pairs.before(count) for count in counts if count in pairs.instances)]
 
 
 def _worded(processor_s: Sequence[float]) -> str:
-    """Empty where it was not asked for."""
+    """Return the mean as text; empty if it was not measured."""
     mean_s = statistics.fmean(processor_s)
     return f"{mean_s * _US:.0f} µs" if mean_s else ""

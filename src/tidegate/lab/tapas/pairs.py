@@ -1,11 +1,11 @@
-"""How much worse may one way be than another, at most, by pairs that were measured in turn.
+"""Confidence bounds of a ratio from pairs of measurements.
 
-    log r_i      of pair i, r_i = ours / theirs
-    bound        exp(mean(log r) ± t(0.95, n − 1) · s / √n)
+    r_i          the ratio of pair i, ours / theirs
+    bound        exp(mean(log r) ± t(0.95, n − 1) · s / √n), s the standard deviation of log r
 
-Strategy: both of a pair run right after each other and each goes first as often as second, so what
-the machine does meanwhile hits both. The bound is one-sided: chance alone puts the truth beyond it
-once in twenty times.
+The two measurements of a pair follow each other, and each side is first in half of the pairs. Other
+load on the machine then affects both sides. The bounds are one-sided: by chance, the true ratio is
+beyond a bound in one of twenty cases.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ CONFIDENCE = 0.95
 
 
 def mean_ratio(ratios: Sequence[float]) -> float:
-    """The geometric mean: twice as fast and half as fast come to 1."""
+    """Return the geometric mean of the ratios, for which 2 and 1/2 give 1."""
     return math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
 
 
 def ratio_at_most(ratios: Sequence[float]) -> float:
-    """The upper bound of the mean ratio."""
+    """Return the upper bound of the mean ratio; infinite for fewer than two pairs."""
     return mean_ratio(ratios) * math.exp(_reach(ratios))
 
 
 def ratio_at_least(ratios: Sequence[float]) -> float:
-    """The lower bound of the mean ratio."""
+    """Return the lower bound of the mean ratio; 0 for fewer than two pairs."""
     return mean_ratio(ratios) * math.exp(-_reach(ratios))
 
 

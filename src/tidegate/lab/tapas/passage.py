@@ -1,4 +1,4 @@
-"""One measurement of one way: how long requests take, how many get through, what the door costs."""
+"""One measurement of one door: response time, throughput, and processor time."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from tidegate.lab.tapas.clients import SESSION, SESSION_OF_ELEVEN, Crowd
 from tidegate.lab.tapas.clients_process import visited
 from tidegate.lab.tapas.ways import Entrance
 
-# From here on a session has eleven operations: the report's second cluster.
+# From this number of clients on, sessions have eleven operations as for the second cluster.
 _MANY_CLIENTS = 50
 
 
 class Passage(msgspec.Struct, frozen=True):
-    """What clients saw, and what stood in their way used."""
+    """The response times and throughput of clients, and the processor time of the door."""
 
     response_s: float
     response_s_p95: float
     throughput_per_s: float
-    # Of those that were answered; the failed ones are counted from the first on.
+    # Answered requests after the warm-up, and failed requests of the whole run.
     requests: int
     failed: int
-    # Of the door, for one that was answered; 0 where there is none.
+    # Processor seconds of the door per answered request; 0 without a door.
     processor_s_per_request: float
 
 
 def passage(
     way: AbstractContextManager[Entrance], clients: int, seconds: float, warm_s: float
 ) -> Passage:
-    """Through a door that is started for it."""
+    """Measure a door that is started for this measurement."""
     with way as entrance:
         return _measured(entrance, clients, seconds, warm_s)
 
@@ -63,5 +63,5 @@ def _measured(entrance: Entrance, clients: int, seconds: float, warm_s: float) -
 
 
 def warmed_up(shop_ports: Sequence[int], seconds: float) -> None:
-    """The first requests of a fresh instance are no measure of anything."""
+    """Send requests to new instances, because their first requests are slower."""
     visited(Crowd(ports=shop_ports, clients=4, sessions=None, seconds=seconds))

@@ -1,4 +1,4 @@
-"""How much is measured: the report's numbers where two cores allow them, and a quick look."""
+"""The sizes of the TAPAS experiments: those of the report if two cores allow it, and quick ones."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tidegate.lab.tapas.bookshop import ShopSetting
 
 
 class PairCase(msgspec.Struct, frozen=True):
-    """Plain HAProxy and ours, in turn, before each of these numbers of instances."""
+    """A comparison in pairs of plain HAProxy and Tidegate, for several numbers of instances."""
 
     clients: int
     instances: Sequence[int]
-    # What an operation takes, whatever else the instance does.
+    # The service time of an operation; 0 means only its processor time.
     service_s: float
-    # Whether the bars of the issue are about it.
+    # True if the bars of the issue apply to this case.
     is_barred: bool = True
 
     @property
@@ -28,8 +28,8 @@ class PairCase(msgspec.Struct, frozen=True):
         return f"{self.clients} clients, {instances} instances, {pace}"
 
 
-# The report's operations took hundreds of milliseconds; of 20, a door's share is larger. Beside
-# them what a door costs at the most: nobody waits for anything but the processor.
+# The report's operations took hundreds of milliseconds. With 20 ms, the share of a door is larger.
+# The last case has no service time and shows the highest relative cost of a door.
 PAIR_CASES = (
     PairCase(15, (1, 2, 3, 4), 0.02),
     PairCase(50, (1, 2, 3, 4), 0.02),
@@ -38,21 +38,21 @@ PAIR_CASES = (
 
 
 class PairLength(msgspec.Struct, frozen=True):
-    """How many pairs, over all numbers of instances of a case, and how long each side of one."""
+    """The number of pairs of a case, for all numbers of instances together, and their length."""
 
     pairs: int = 12
     seconds: float = 5.0
-    # What comes before it and does not count.
+    # Seconds before the measurement that do not count.
     warm_s: float = 1.0
 
 
 class OverheadPlan(msgspec.Struct, frozen=True):
-    """Ways to the shop, as fast as the machine goes."""
+    """The sizes of the experiment `overhead`, which measures doors at full speed."""
 
     shop: ShopSetting = ShopSetting()
     clients: Sequence[int] = (15, 50)
     instances: Sequence[int] = (1, 2, 3, 4)
-    # What counts of each run, and what comes before it.
+    # Seconds of each run that count, and seconds before them that do not.
     seconds: float = 4.0
     warm_s: float = 1.0
     paired: Sequence[PairCase] = PAIR_CASES
@@ -60,7 +60,7 @@ class OverheadPlan(msgspec.Struct, frozen=True):
 
 
 class WholePlan(msgspec.Struct, frozen=True):
-    """All of `tidegate host` beside plain HAProxy."""
+    """The sizes of the experiment `whole`: all of `tidegate host` beside plain HAProxy."""
 
     shop: ShopSetting = ShopSetting()
     paired: Sequence[PairCase] = tuple(case for case in PAIR_CASES if case.is_barred)
@@ -68,12 +68,12 @@ class WholePlan(msgspec.Struct, frozen=True):
 
 
 class Case(msgspec.Struct, frozen=True):
-    """So many clients, from so many instances; the report's figure, and what it found there."""
+    """A number of clients and of first instances, with the report's figure and result."""
 
     start: int
     clients: int
     figure: str
-    # Of the static server: its response time over TAPAS' own, less 1.
+    # The report's result: response time of the static server over that of TAPAS, minus 1.
     paper_slower: float | None = None
     spares: int = 0
 
@@ -89,7 +89,7 @@ CASES = (
     Case(1, 30, "figure 21", 3.62),
     Case(2, 10, "figure 22", 0.0),
     Case(2, 20, "figure 22", 0.0),
-    # 39, 48 and 50 % lower than the static one's.
+    # The report's response times are 39, 48 and 50 % lower than those of the static server.
     Case(2, 30, "figure 22", 0.64),
     Case(2, 40, "figure 22", 0.92),
     Case(2, 50, "figure 22", 1.0),
@@ -98,17 +98,17 @@ CASES = (
 
 
 class KeepingPlan(msgspec.Struct, frozen=True):
-    """The agreement under a load that comes client by client."""
+    """The sizes of the experiment `agreement`, whose clients arrive one by one."""
 
-    # One alone answers 20 clients in 1.35 s, and 10 in 0.68 s: the report's own figures.
+    # One instance answers 20 clients in 1.35 s and 10 clients in 0.68 s, as in the report.
     shop: ShopSetting = ShopSetting(concurrency=4, service_s=0.27)
     cases: Sequence[Case] = CASES
     replicas_max: int = 4
-    # From one client's coming to the next one's, and how long all of them stay: so long that the
-    # last one comes to some ten sessions of ten operations.
+    # The time between two arrivals, and the time for which all clients stay. In it the last client
+    # completes about ten sessions of ten operations.
     ramp_s: float = 1.5
     hold_s: float = 60.0
-    # What stands before our instances.
+    # The door of our instances.
     engine: Engine = Engine.GATEWAY
 
 
@@ -119,14 +119,14 @@ POLICIES = (
 
 
 class SkewPlan(msgspec.Struct, frozen=True):
-    """Four instances, one of which fails in one way or another."""
+    """The sizes of the experiment `skew`, in which one of four instances has a fault."""
 
-    # Six of 24 clients at each: a little more than it does at a time.
+    # With 24 clients each instance has six, a little more than its concurrency.
     shop: ShopSetting = ShopSetting(concurrency=4, service_s=0.1)
     instances: int = 4
     clients: int = 24
     policies: Sequence[str] = POLICIES
-    # Until the fault, and from there on; whole windows.
+    # Seconds before and after the fault; multiples of a window.
     calm_s: float = 10.0
     after_s: float = 20.0
     answer_timeout_s: float = 5.0
@@ -134,7 +134,7 @@ class SkewPlan(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """All parts."""
+    """The sizes of all experiments."""
 
     overhead: OverheadPlan = OverheadPlan()
     whole: WholePlan = WholePlan()
@@ -159,7 +159,7 @@ class Plan(msgspec.Struct, frozen=True):
         )
 
     def of_pairs(self, pairs: int) -> Plan:
-        """The same with so many pairs of each case."""
+        """Return this plan with another number of pairs for each case."""
         replace = msgspec.structs.replace
         overhead, whole = (
             replace(part, length=replace(part.length, pairs=pairs))

@@ -1,10 +1,12 @@
-"""The promise of the experiments, and what clients saw of it, window by window.
+"""The agreement of the experiments, judged window by window from the clients' measurements.
 
-Strategy: response time as users perceive it (TAPAS §4), so it is judged from what clients measured
-and not from what any of our parts believes, by the same rule that the live loops use: the promised
-percentile of the requests that ended in a window. One that failed has taken longer than any
-promise, and so has one that waits at the end of the window for longer than was promised. A window
-in which nothing ended though clients were there is breached: they got nothing.
+The agreement is on the response time as users perceive it (TAPAS §4). It is therefore judged from
+the clients' measurements and not from Tidegate's own. The rule is that of the live control loops:
+the agreed percentile of the requests that ended in a window.
+
+A failed request counts as longer than any limit. So does a request that at the end of the window
+has waited for longer than the limit. A window is breached if no request ended in it although
+clients were present.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from tidegate.lab.tapas.clients import Visit, has_failed
 
 WINDOW_S = 5.0
 BREACH_S = 1.0
-# As near to the breach as one instance's p95 with ten clients, 0.74 to 0.81 s, is no warning: the
-# issue asks for 80 % at least.
+# The issue asks for a warning at 80 % of the breach or above. One instance with ten clients has a
+# p95 of 0.74 to 0.81 s, which must not be a warning.
 WARNING_S = 0.9
 
 
 def agreement_text(replicas_min: int, replicas_max: int) -> str:
-    """As a user would write it; it warns at 90 % of the breaching point."""
+    """Return the agreement as TOML; it warns at 90 % of the breaching point."""
     return f"""\
 name = "shop"
 http = "shop"
@@ -45,11 +47,11 @@ AGREEMENT: Agreement = parse_agreement(agreement_text(1, 4), "the experiments' a
 
 
 class Window(msgspec.Struct, frozen=True):
-    """One window, by what clients saw."""
+    """One window with its percentile and verdict from the clients' measurements."""
 
-    # Since they began.
+    # Seconds since the clients began.
     begins_s: float
-    # Of those that ended in it; without an end where more failed than may be late.
+    # The percentile of the requests that ended in the window; infinite if too many failed.
     p95_s: float
     verdict: str
 
@@ -63,15 +65,15 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class _Seen(msgspec.Struct):
-    """What clients saw of one window."""
+    """The requests of one window."""
 
     answered_s: list[float] = []
     failed: int = 0
-    # Of those that were under way when it ended: for how long by then.
+    # The waiting times of requests that were in progress at the end of the window.
     waited_s: list[float] = []
 
     def judged(self, begins_s: float) -> Window | None:
-        """None: nothing was seen."""
+        """Return the judged window, or None if it has no requests."""
         ended = Sample(
             at_s=begins_s + WINDOW_S,
             unanswered=float(self.failed),
@@ -81,13 +83,13 @@ class _Seen(msgspec.Struct):
         verdict = judged(AGREEMENT, begins_s, [whole]).verdict
         if verdict is Verdict.NO_DATA:
             return None
-        # Who waits still has a time, too: only it is not over.
+        # The percentile is of ended requests only: the times of waiting ones are not known yet.
         (finding,) = judged(AGREEMENT, begins_s, [ended]).findings
         return Window(begins_s, math.inf if finding.value is None else finding.value, str(verdict))
 
 
 def windows_of(visit: Visit) -> list[Window]:
-    """Whole windows, one after the other, from when clients began, as long as some were there."""
+    """Return the consecutive whole windows in which clients were present."""
     found = []
     for number, one in enumerate(_seen(visit)):
         begins_s = number * WINDOW_S
@@ -100,7 +102,7 @@ def windows_of(visit: Visit) -> list[Window]:
 
 
 def _seen(visit: Visit) -> list[_Seen]:
-    """Of each whole window."""
+    """Return the requests of each whole window."""
     seen = [_Seen() for _ in range(int((visit.ended_at - visit.began_at) / WINDOW_S))]
     for ended_at, took_s, status in visit.requests:
         ended_s = ended_at - visit.began_at
@@ -125,10 +127,10 @@ def _some_present(visit: Visit, begins_s: float, ends_s: float) -> bool:
 
 
 def breached_s(windows: Sequence[Window]) -> float:
-    """Seconds in breach after the first warning; a breach that nobody was warned of counts too."""
+    """Return the seconds of breached windows, also of those without an earlier warning."""
     return WINDOW_S * sum(1 for one in windows if one.is_breached)
 
 
 def warned_s(windows: Sequence[Window]) -> float:
-    """Seconds in warning, or worse."""
+    """Return the seconds of windows with a warning or a breach."""
     return WINDOW_S * sum(1 for one in windows if one.is_warned)

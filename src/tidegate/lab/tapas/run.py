@@ -1,4 +1,16 @@
-"""`tidegate lab run tapas`: the report's evaluation, ours beside theirs."""
+"""`tidegate lab run tapas`: the evaluation of the TAPAS report, repeated with Tidegate.
+
+The application is a bookshop (`bookshop`) whose instances are processes (`shops`). Clients, also in
+processes of their own (`clients`), connect to the instances directly or through a door (`ways`).
+
+    overhead    figures 15, 16, 19 and 20: response time, throughput and processor time of doors
+    whole       figures 15 and 16: all of `tidegate host` beside plain HAProxy
+    agreement   figures 17, 18, 21 and 22: an agreement under a growing load (`keeping`, `oracle`)
+    skew        not in the report: an instance that becomes slow, dies or hangs
+
+Each experiment measures on real processes and returns a section of the report with its bars. All
+processes share the machine, so a section also has the processor share of other processes.
+"""
 
 from __future__ import annotations
 
@@ -37,20 +49,20 @@ EXPERIMENTS: dict[str, _Make] = {
 
 
 class TapasOptions(msgspec.Struct, frozen=True):
-    """Which experiments, how large, and where to."""
+    """The experiments to run, their size, and the folder of the results."""
 
     only: Sequence[str] = ()
     quick: bool = False
-    # Of plain HAProxy and ours; None: as the plan has it.
+    # The pairs of plain HAProxy and ours in each case; None means the plan's number.
     pairs: int | None = None
-    # What stands before our instances where the agreement is kept.
+    # The door of our instances in the experiment `agreement`.
     engine: Engine = Engine.GATEWAY
     results: Path = RESULTS
-    # The folder below `results/tapas`; None for the time of the run.
+    # The folder below `results/tapas`; None names it by the time of the run.
     name: str | None = None
 
     def experiments(self) -> list[str]:
-        """The chosen ones in order, or a sentence about a name that is none."""
+        """Return the chosen experiments in order, or raise `ValueError` for an unknown name."""
         return chosen_from(list(EXPERIMENTS), self.only)
 
     @property
@@ -62,7 +74,7 @@ class TapasOptions(msgspec.Struct, frozen=True):
 
 
 def run_tapas(options: TapasOptions, progress: Progress = lambda line: None) -> ExperimentsReport:
-    """Run the chosen experiments, and write what they found."""
+    """Run the chosen experiments and write their results."""
     plan = options.plan
 
     def bound(make: _Make) -> Callable[[Path, Progress], Section]:

@@ -1,4 +1,4 @@
-"""Instances of the bookshop as processes of their own, that can be slowed, stopped and killed."""
+"""Instances of the bookshop as processes that can be slowed, stopped and killed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tidegate.lab.tapas.bookshop import PACE_PATH, TARGET, WELL_PATH, ShopSettin
 
 __all__ = ["Shop", "shops_running"]
 
-# Each takes a core while it starts.
+# Instances that start at the same time, because each uses a core while it starts.
 _STARTING_MAX = 4
 
 
 class Shop:
-    """One instance that answers on a loopback port."""
+    """A running instance of the bookshop on a loopback port."""
 
     def __init__(self, name: str, port: int, process: subprocess.Popen[bytes]) -> None:
         self.name = name
@@ -39,24 +39,24 @@ class Shop:
         return self._process.pid
 
     def pace(self, times: float) -> None:
-        """From now on everything takes so many times as long."""
+        """Multiply the service time of the instance by `times` from now on."""
         if not answers(self.port, _get(f"{PACE_PATH}{times:g}"), b"200 OK"):
             raise ServerFailed(
                 f"{self.name} of the bookshop does not answer: it has no pace to change"
             )
 
     def kill(self) -> None:
-        # Not waited for: until it is stopped for good its number is to be nobody else's.
+        # Without a wait: until the process is reaped at the end, its id cannot be reused.
         self._process.kill()
 
     def hang(self) -> None:
-        """It keeps its connections, takes new ones, and answers nothing."""
+        """Stop the process: it keeps its connections, accepts new ones, and answers nothing."""
         os.kill(self._process.pid, signal.SIGSTOP)
 
 
 @contextlib.contextmanager
 def shops_running(setting: ShopSetting, count: int) -> Iterator[list[Shop]]:
-    """So many instances, all of which answer."""
+    """Run `count` instances until the block ends; all of them answer when it begins."""
     with temporary_folder("bookshop") as folder, contextlib.ExitStack() as stack:
         starting = [
             _shop_running(f"i{number}", port, setting, folder)
@@ -68,7 +68,7 @@ def shops_running(setting: ShopSetting, count: int) -> Iterator[list[Shop]]:
 def _all_entered(
     starting: Sequence[contextlib.AbstractContextManager[Shop]], stack: contextlib.ExitStack
 ) -> list[Shop]:
-    """Side by side, since each of them waits until it answers."""
+    """Start the instances in parallel, because each start waits for an answer."""
     with ThreadPoolExecutor(max_workers=_STARTING_MAX) as threads:
         entering = [threads.submit(one.__enter__) for one in starting]
     for one, entered in zip(starting, entering, strict=True):
@@ -84,7 +84,7 @@ def _shop_running(name: str, port: int, setting: ShopSetting, folder: Path) -> I
     command = [sys.executable, "-m", "uvicorn", TARGET, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--loop", "uvloop", "--http", "httptools"]
     command += ["--no-access-log", "--log-level", "warning"]
-    # Its database is to go with the folder, however it ends.
+    # The database is in the temporary folder, so that it is deleted even after a kill.
     environment = {**os.environ, **setting.environment(), "TMPDIR": str(own_folder)}
     with running(
         command,
@@ -96,7 +96,7 @@ def _shop_running(name: str, port: int, setting: ShopSetting, folder: Path) -> I
         try:
             yield shop
         finally:
-            # Also one that hangs; nobody needs its goodbye.
+            # Kill, because a stopped process does not handle SIGTERM.
             shop.kill()
 
 

@@ -1,9 +1,11 @@
-"""One instance of four becomes three times slower, dies, or hangs: what each policy makes of it.
+"""The effect of each balancing policy when one of four instances becomes slow, dies or hangs.
 
-Strategy: the embedded gateway with its checks and ejection as they are by default, four instances
-with stated capacity, clients that never pause. The fault comes at a known moment; clients tell what
-failed and which windows were warned of, the gateway's own notes tell when requests were spread
-evenly again. The three faults of a policy run at once, each on instances of its own.
+The embedded gateway runs with its default health checks and ejection in front of four instances of
+fixed capacity. The clients never pause. The fault happens at a known time.
+
+The clients' measurements show failed requests, and windows with warnings and breaches. The
+gateway's notes show when the requests are distributed evenly again. The three faults of a policy
+run at the same time, each with its own instances.
 """
 
 from __future__ import annotations
@@ -47,22 +49,22 @@ FAULTS: dict[str, Callable[[Shop], None]] = {
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """One policy and one fault."""
+    """The result of one policy with one fault."""
 
     policy: str
     fault: str
     requests: int
     failed: int
-    # Of the windows after the fault.
+    # Seconds of the windows after the fault.
     warned_s: float
     breached_s: float
-    # None: never, as far as was seen.
+    # None means not before the end of the run.
     even_after_s: float | None
-    # Before the fault: the busiest instance's share of a second's requests.
+    # The mean share of the busiest instance in the requests of a second, before the fault.
     herding: float
     mean_s_before: float
     mean_s_after: float
-    # Since clients began, for the drawing: requests in hand by instance.
+    # For the figure: seconds since the clients began, and outstanding requests by instance.
     in_hand: list[tuple[float, list[int]]]
 
     @property
@@ -71,7 +73,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """Where one fault of one policy happens."""
+    """The running parts for one fault of one policy."""
 
     fault: str
     shops: Sequence[Shop]
@@ -80,7 +82,7 @@ class _Place(msgspec.Struct, frozen=True):
 
 
 def skew_section(plan: SkewPlan, folder: Path, progress: Progress) -> Section:
-    """All policies, one after the other."""
+    """Run all policies one after the other."""
     processors = Processors()
     trials = []
     for policy in plan.policies:
@@ -140,11 +142,11 @@ def _trial(
     notes: Sequence[Note],
     happened_at: float,
 ) -> Trial:
-    # Then they go, one by one, which is even in nobody's eyes.
+    # Ignore notes after the end: the clients leave one by one, which looks uneven.
     over_at = visit.began_at + plan.calm_s + plan.after_s
     notes = [note for note in notes if visit.began_at <= note.at < over_at]
     since_s = happened_at - visit.began_at
-    # The window in which it happened counts: the fault comes where one begins.
+    # The fault happens at the start of a window, so that window counts.
     windows = [one for one in windows_of(visit) if _ends_after(one, since_s)]
     return Trial(
         policy=policy,
@@ -246,8 +248,8 @@ def _bars(plan: SkewPlan, ours: Sequence[Trial], herd: Sequence[Trial]) -> list[
         )
     for fault in (_DEAD, _SILENT):
         if fault in by_fault:
-            # No more than the instance had in hand, and was not to be sent twice; one that hangs
-            # gets more until two checks have failed.
+            # A dead instance may fail no more than its outstanding requests, which must not be
+            # sent twice. An instance that hangs gets more until two health checks have failed.
             most = plan.clients if fault == _SILENT else plan.shop.concurrency * 3
             bars.append(
                 Bar(

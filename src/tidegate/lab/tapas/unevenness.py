@@ -1,10 +1,11 @@
-"""How evenly requests are spread over instances, from what the gateway noted.
+"""Measures of how evenly the gateway distributes requests over instances, from its notes.
 
-    even      of those that are not ejected nobody has more than twice the mean in hand, and one
-    herding   the share of all requests of a second that the busiest instance got
+    even      no instance has more outstanding requests than twice the mean plus one, and an ejected
+              instance has none; the mean is over the instances that are not ejected
+    herding   the busiest instance's share of the requests of a second
 
-Strategy: one moment proves nothing, since requests come and go by chance; spread evenly is what was
-even in nine of ten moments from then on.
+A single moment proves nothing, because outstanding requests vary by chance. The distribution is
+even from the first even moment on after which nine of ten moments are even.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from tidegate.lab.tapas.gateway_process import Note
 _MOST = 2.0
 _SPARE = 1.0
 _OF_MOMENTS = 0.9
-# What is left at the end has to last, or nothing is said.
+# The result needs at least this many seconds of notes after it.
 _LAST_S = 2.0
 
 
 def is_even(note: Note) -> bool:
+    """Return whether the outstanding requests of one note are distributed evenly."""
     in_hand = [count for count, out in zip(note.outstanding, note.ejected, strict=True) if not out]
-    # An ejected one that still has requests in hand has them waiting for nothing.
+    # Requests at an ejected instance still wait, so the distribution is not even yet.
     stuck = sum(count for count, out in zip(note.outstanding, note.ejected, strict=True) if out)
     if not in_hand or stuck:
         return False
@@ -30,7 +32,10 @@ def is_even(note: Note) -> bool:
 
 
 def even_after_s(notes: Sequence[Note], since: float) -> float | None:
-    """Seconds until it is even for good; None: never, as far as was seen."""
+    """Return the seconds from `since` until the distribution stays even.
+
+    None means that it did not become even, or too close to the end of the notes.
+    """
     later = [note for note in notes if note.at >= since]
     if not later:
         return None
@@ -45,7 +50,10 @@ def even_after_s(notes: Sequence[Note], since: float) -> float | None:
 
 
 def herding(notes: Sequence[Note], begin_s: float, end_s: float) -> float:
-    """The mean over seconds of the busiest instance's share; 1 / instances is the least."""
+    """Return the busiest instance's share of a second's requests, as the mean of a period.
+
+    The least possible value is 1 / instances; 0 means that there were no requests.
+    """
     seen = [note for note in notes if begin_s <= note.at < end_s]
     shares = []
     before = seen[0] if seen else None

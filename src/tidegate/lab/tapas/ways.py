@@ -1,9 +1,9 @@
-"""The ways from clients to instances: directly, or through a door, ours or a peer's.
+"""The kinds of doors between clients and instances: none, Tidegate's, and those of peers.
 
-Strategy: every door is a process of its own, with as many threads as it has by default, and is
-started anew for every measurement, so that nothing of one runs while another is measured. Sessions
-stay with their instance on every way that can do it, as in the report: by the client's own choice
-directly, by a cookie of the door, and in nginx by the hash of the cart's cookie.
+Every door is a process of its own with its default number of threads. It is started for each
+measurement, so that no other door runs meanwhile. As in the report, sessions stay with their
+instance if the door supports it. Without a door the client keeps its instance; doors use a cookie
+of their own, and nginx the hash of the shop's cookie for the cart.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ PYTHON_PROXY = "proxy.py"
 
 
 class Entrance(msgspec.Struct, frozen=True):
-    """Where clients come in, and the processes that they go through."""
+    """The ports to which clients connect, and the processes of the door."""
 
     ports: Sequence[int]
     pids: Sequence[int] = ()
 
     def processor_s(self) -> float:
-        """What these processes and their children have used so far."""
+        """Return processor seconds of the door's processes and their children so far.
+
+        `ServerFailed` means that a process of the door has died.
+        """
         used_s = 0.0
         for pid in self.pids:
             try:
@@ -74,7 +77,7 @@ def _haproxy(server_ports: Sequence[int]) -> Iterator[Entrance]:
 
 @contextlib.contextmanager
 def _haproxy_default(server_ports: Sequence[int]) -> Iterator[Entrance]:
-    # What it does unless it is told otherwise: each session opens a connection to its instance.
+    # HAProxy's default: each session opens a connection to its instance.
     with haproxy_server(server_ports, sticky=True, reuse="safe", ready_path=WELL_PATH) as server:
         yield Entrance([server.port], [server.process.pid])
 

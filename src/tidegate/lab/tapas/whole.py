@@ -1,10 +1,11 @@
-"""Figures 15 and 16 with everything at work: what `tidegate host` costs beside plain HAProxy.
+"""Figures 15 and 16 with all services: the cost of `tidegate host` compared with plain HAProxy.
 
-Strategy: the report compares a cluster that keeps an agreement with one that does not. So here the
-one side is `tidegate host --engine haproxy` as a user starts it: HAProxy with its door, a node that
-leads, judges, probes and writes telemetry, PostgreSQL, and a machine with its instances. The other
-is plain HAProxy before as many instances, and nothing else runs. All of it shares two cores with
-clients and instances; the report's services had machines of their own.
+The report compares a cluster with an agreement and a cluster without. Here, one side is `tidegate
+host --engine haproxy` as a user starts it. It consists of HAProxy with its door, PostgreSQL, a
+machine with its instances, and a node that leads, judges, probes and writes telemetry. The other
+side is plain HAProxy in front of the same number of instances.
+
+All processes share two cores with the clients; the report's services had machines of their own.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tidegate.lab.tapas.ways import HAPROXY, WAYS, Entrance
 
 
 def whole_section(plan: WholePlan, folder: Path, progress: Progress) -> Section:
-    """All cases, in pairs."""
+    """Measure all cases in pairs."""
     processors = Processors()
     pairs = []
     for case in plan.paired:
@@ -77,7 +78,8 @@ def _sides(shop: ShopSetting, warm_s: float) -> Sides:
             ports = [one.port for one in shops]
             warmed_up(ports, warm_s)
             with WAYS[HAPROXY](ports) as entrance:
-                # What its processes use is no matter of the door alone on the other side.
+                # Without process ids: the processor time of this door alone would not be
+                # comparable with that of the other side.
                 yield Entrance(entrance.ports)
 
     @contextlib.contextmanager
