@@ -150,11 +150,11 @@ class Steering:
         another shared part fails; `StaleEpoch` is handled here.
         """
         epoch = await self._store.lead(self._member_id())
-        if epoch != self._epoch:
-            await self._lead_anew(epoch)
-        if epoch is None:
-            return
         try:
+            if epoch != self._epoch:
+                await self._lead_anew(epoch)
+            if epoch is None:
+                return
             topologies = await self._store.topologies()
             due = self._due(topologies, now)
             agreed = await self._agreed.due(topologies, now)
