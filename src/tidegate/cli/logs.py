@@ -45,7 +45,7 @@ def set_up_logs(
 
 
 class TextLines(logging.Formatter):
-    """The format `time=… level=info logger=tidegate.node event="replica claimed" queue=orders`."""
+    """The format `time=… level=info logger=… event="replica claimed" queue=orders`."""
 
     def format(self, record: logging.LogRecord) -> str:
         return " ".join(f"{key}={_quoted(value)}" for key, value in _fields(record).items())
