@@ -27,8 +27,8 @@ def _imported() -> Callable[[], None]:
     """Return a function that runs the requested command, or all commands if it is unknown."""
     from tidegate.cli.command_groups import module_of
 
-    module = module_of(sys.argv[1:])
-    if module is None:
+    found = module_of(sys.argv[1:])
+    if found is None:
         from tidegate.cli import app
 
         return app.main
@@ -37,5 +37,6 @@ def _imported() -> Callable[[], None]:
     from tidegate.cli.command_line import new_app, run
 
     one = new_app()
-    import_module(f"tidegate.cli.{module}").register(one)
+    module, _, register = found.partition(":")
+    getattr(import_module(module), register)(one)
     return lambda: run(one)

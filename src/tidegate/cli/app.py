@@ -6,49 +6,16 @@ module (`command_groups`). Command modules delay heavy imports until a command r
 
 from __future__ import annotations
 
-from tidegate.cli import (
-    agreements,
-    benching,
-    configuration,
-    console,
-    demo,
-    door,
-    experiments,
-    explaining,
-    holding,
-    hosting,
-    learning,
-    looking,
-    machines,
-    messages,
-    policies,
-    queues,
-    reporting,
-    scaling,
-    services,
-    serving,
-    simulating,
-    sla,
-    steer,
-    steering,
-    top,
-    topics,
-    tuning,
-    users,
-    watching,
-    working,
-)
+from importlib import import_module
+
+from tidegate.cli.command_groups import COMMANDS, is_installed
 from tidegate.cli.command_line import new_app, run
 
 app = new_app()
-for group in (
-    *(serving, machines, working, configuration, users, demo),
-    *(console, looking, queues, messages, policies, topics, steering),
-    *(scaling, explaining, tuning, steer),
-    *(hosting, door, services, holding, sla, top),
-    *(agreements, learning, watching, reporting, simulating, benching, experiments),
-):
-    group.register(app)
+for _place in COMMANDS:
+    _module, _, _register = _place.partition(":")
+    if is_installed(_place):
+        getattr(import_module(_module), _register)(app)
 
 
 def main() -> None:

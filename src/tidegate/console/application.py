@@ -92,7 +92,7 @@ def console_application(options: ConsoleOptions) -> Doorkeeper:
         route_handlers=[openapi, *(one for module in MODULES for one in handlers(module))],
     )
     inner = Litestar(
-        route_handlers=[api, *handlers(page_routes)],
+        route_handlers=[api, page_routes.index, page_routes.page_file],
         lifespan=[living],
         state=State(
             {

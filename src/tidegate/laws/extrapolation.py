@@ -1,7 +1,7 @@
 """Extrapolation methods: each continues a series from its level, trend and season.
 
-    f(t+h) = P(t+h) + D(t)·φ^h                  with a season: profile and deviation from it
-    f(t+h) = D(t) + slope(t)·(φ + … + φ^h)      without: the level, and a trend that dies away
+    f(t+h) = P(t+h) + D(t)·φ^h                with a season: profile and deviation from it
+    f(t+h) = D(t) + slope(t)·(φ + … + φ^h)    without: the level, and a trend that dies away
 
 D is an average whose weights halve every `half_life` steps. P is, for each time, the median of the
 values at the same time of earlier seasons, smoothed over neighbours; of two values it is the mean.
