@@ -1,259 +1,331 @@
-"""The commands `tidegate agreement check|plan|import|export`."""
+"""The command `tidegate sla`: the status of every agreement, and the reaction to it.
+
+The store has the leader's last verdict and its decisions. The answer therefore does not depend on
+which node leads. If no leader updates the status, the command reports that.
+"""
 
 from __future__ import annotations
 
-import re
+import asyncio
+import os
 import sys
-from collections.abc import Iterable
-from pathlib import Path
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
 
-from tidegate.cli.agreement_planning import plan
-from tidegate.cli.exit_codes import FAILED, NotWritten
-from tidegate.cli.output import Column, JsonOption, Output
-from tidegate.core.errors import InvalidValue
+from tidegate.cli.exit_codes import NOTHING_THERE, NoSuch
+from tidegate.cli.output import Cell, Column, JsonOption, Output, terminal_table
+from tidegate.cli.settings.reader import load_settings
+from tidegate.cli.settings_options import ConfigOption
+from tidegate.cli.store_wiring import StoreDataOption, StoreOption, opened, running_stores
+from tidegate.core.harmless import harmless
+from tidegate.core.quantities import spoken_duration
 
 if TYPE_CHECKING:
-    from tidegate.agreement.complaints import Complaint
     from tidegate.agreement.document import Agreement
-    from tidegate.agreement.openslo_import import Assumption
+    from tidegate.agreement.kept_standing import KeptStanding
+    from tidegate.cli.settings.settings import Settings
+    from tidegate.storage.postgres import PostgresStore
 
-FilesArgument = Annotated[
-    list[Path], typer.Argument(metavar="FILE...", help="A TOML document, or a folder of them.")
-]
+_LOOK_S = 1.0
+_STYLES = {"breached": "bold red", "warned": "yellow", "met": "green"}
+_NOT_JUDGED = "not judged"
+# The number of decisions that are read to find the last one with an action.
+_DECISIONS_READ = 20
 
-_POINTS = [
+
+@dataclass(frozen=True)
+class Row:
+    """The status of one agreement, for display."""
+
+    agreement: str
+    governs: str
+    # "met", "warned", "breached", "no data", or "not judged" if no leader evaluates it.
+    state: str
+    # None if nothing was judged yet.
+    budget_left: float | None = None
+    burn_rate: float | None = None
+    alarm: str | None = None
+    # In the last hour.
+    met: int = 0
+    warned: int = 0
+    breached: int = 0
+    # The findings of the last window, the worst first.
+    evidence: tuple[str, ...] = ()
+    doing: str = ""
+    # The end of the last window, in seconds since 1970.
+    judged_at: float | None = None
+    # What the offer reduces and why; empty if it reduces nothing.
+    reduced: str = ""
+
+
+COLUMNS = [
     Column("agreement", style="bold"),
     Column("governs"),
-    Column("metric"),
-    Column("warns at", right=True),
-    Column("breaches at", right=True),
-    Column("judged each", right=True),
-    Column("objective", right=True, spare=True),
-    Column("period", right=True, spare=True),
+    Column("state"),
+    Column("budget left", shown=lambda part: f"{part:.1%}", right=True),
+    Column("burn rate", shown=lambda rate: f"{rate:.2f}", right=True),
+    Column("alarm", spare=True),
+    Column("windows met/warned/breached", right=True, spare=True),
+    Column("what is done"),
 ]
-
-agreement_app = typer.Typer(
-    name="agreement",
-    help="What a service promises: check it, plan it, take it from and to other formats.",
-    no_args_is_help=True,
-)
 
 
 def register(app: typer.Typer) -> None:
-    agreement_app.command("plan")(plan)
-    app.add_typer(agreement_app)
+    app.command("sla")(sla)
 
 
-@agreement_app.command("check")
-def check(files: FilesArgument, json: JsonOption = False) -> None:
-    """Check that agreements are valid and free of contradictions.
+def sla(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="An agreement, or what it governs.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Again each second.")] = False,
+    json: JsonOption = False,
+    store: StoreOption = None,
+    data: StoreDataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Show every agreement: met, warned or breached, error budget, burn rate and reaction.
 
-    Each problem is printed with file, line, key, reason and remedy. The exit code is 1 if there are
-    any.
+    Window counts are those of the last hour. A burn rate of 1 uses up the budget exactly in its
+    period.
 
-    Example: `tidegate agreement check agreements/`
+    Example: `tidegate sla orders --watch`
     """
+    settings = load_settings(config, os.environ)
+    urls = running_stores(store, data, settings)
+    output = Output(json)
+    promised = _promised(settings)
+    show = _watched if watch else _once
+    asyncio.run(show(output, urls, name, promised))
+
+
+def _promised(settings: Settings) -> list[Agreement]:
+    """Return the agreements of the settings; print a message and return none if one is invalid."""
     from tidegate.agreement.document import AgreementInvalid, read_agreements
 
-    output = Output(json)
     try:
-        agreements = read_agreements(files)
-    except AgreementInvalid as invalid:
-        # The question was whether the file is valid. "No" is an answer with exit code 1, not a
-        # usage error.
-        if json:
-            output.json({"valid": False, "complaints": [as_json(one) for one in invalid.found]})
-        else:
-            print(f"tidegate: {invalid}", file=sys.stderr)
-        raise typer.Exit(FAILED) from None
-    if json:
-        output.json({"valid": True, "agreements": [_agreement_json(one) for one in agreements]})
-        return
-    output.table(_POINTS, [row for one in agreements for row in _rows(one)])
+        return read_agreements(settings.pipeline.agreement_places)
+    except AgreementInvalid as wrong:
+        print(f"[pipeline] agreements cannot be read: {wrong}", file=sys.stderr)
+        return []
 
 
-@agreement_app.command("import")
-def import_agreements(
-    file: Annotated[Path, typer.Argument(help="OpenSLO v1 (.yaml), or TAPAS-style XML (.xml).")],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="A file, or a folder for one file each. [default: to the screen]"),
-    ] = None,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SLO=METRIC[:UNIT]",
-            help="What an SLO of another source measures, as in foo=response:ms; may be repeated.",
-        ),
-    ] = None,
-    queue: Annotated[str | None, typer.Option(help="Which it governs, if it does not say.")] = None,
-    http: Annotated[str | None, typer.Option(help="Which it governs, if it does not say.")] = None,
-    json: JsonOption = False,
+async def _once(
+    output: Output, urls: Sequence[str], name: str | None, promised: Sequence[Agreement]
 ) -> None:
-    """Convert OpenSLO or TAPAS-style XML to TOML agreements; print a note for each part left out.
-
-    Example: `tidegate agreement import slo.yaml --metric checkout=response:ms --http shop`
-    """
-    from tidegate.agreement.writing import written
-
-    if queue is not None and http is not None:
-        raise typer.BadParameter("of --queue and --http say one")
-    governs = ("queue", queue) if queue else ("http", http) if http else None
-    agreements, notes = _imported(file, _assumptions(metric or []), governs)
-    _say(notes)
-    output = Output(json)
-    if json:
-        output.json([_agreement_json(one) for one in agreements])
-        return
-    texts = {one.name: written(one) for one in agreements}
-    if out is None:
-        output.line("\n".join(texts.values()).rstrip("\n"))
-        return
-    if len(texts) > 1 and not out.is_dir():
-        raise InvalidValue(f"{file} holds {len(texts)} agreements, and {out} is no folder for them")
-    for name, text in texts.items():
-        place = out / f"{_file_name(name)}.toml" if out.is_dir() else out
-        _write_new(place, text)
-        output.line(str(place))
+    async with opened(urls) as store:
+        rows = chosen(await standings(store, time.time(), promised), name)
+    if output.as_json:
+        output.json([as_json(row) for row in rows])
+    elif rows and output.on_terminal:
+        output.console.print(_view(rows, output.console.width, name is not None))
+    elif rows:
+        output.table(COLUMNS, [cells(row) for row in rows])
+        for row in rows if name is not None else []:
+            for one in row.evidence:
+                output.line(f"  {harmless(one)}")
+    if not rows:
+        if not output.as_json:
+            output.line("there is no agreement that anybody keeps here", style="dim")
+        raise typer.Exit(NOTHING_THERE)
 
 
-@agreement_app.command("export")
-def export_agreement(
-    file: Annotated[Path, typer.Argument(help="A TOML document.")],
-    out: Annotated[Path | None, typer.Option(help="A file. [default: to the screen]")] = None,
+async def _watched(
+    output: Output, urls: Sequence[str], name: str | None, promised: Sequence[Agreement]
 ) -> None:
-    """Convert an agreement to OpenSLO v1; print a note for each part that OpenSLO cannot express.
+    if not output.on_terminal:
+        async for rows in _looks(urls, name, promised):
+            if output.as_json:
+                output.json([as_json(row) for row in rows], one_line=True)
+            else:
+                output.table(COLUMNS, [cells(row) for row in rows])
+        return
+    with Live(console=output.console, auto_refresh=False) as live:
+        async for rows in _looks(urls, name, promised):
+            live.update(_view(rows, output.console.width, name is not None), refresh=True)
 
-    Example: `tidegate agreement export orders.toml --out orders.yaml`
+
+def _view(rows: Sequence[Row], width: int, in_full: bool) -> Group:
+    """Return a table, with the evidence below it, because sentences are too long for cells."""
+    table = terminal_table(COLUMNS[:-1], [cells(row)[:-1] for row in rows], width=width)
+    lines = []
+    for row in rows:
+        style = _STYLES.get(row.state, "dim")
+        evidence = row.evidence if in_full else row.evidence[:1]
+        lines += [Text(f"{row.agreement}: {harmless(one)}", style=style) for one in evidence]
+        if row.reduced:
+            lines.append(Text(f"{row.agreement}: {harmless(_offer(row))}"))
+        if row.doing:
+            lines.append(Text(f"{row.agreement}: {harmless(row.doing)}", style="dim"))
+    return Group(table, *lines)
+
+
+async def _looks(
+    urls: Sequence[str], name: str | None, promised: Sequence[Agreement]
+) -> AsyncIterator[list[Row]]:
+    async with opened(urls) as store:
+        while True:
+            yield chosen(await standings(store, time.time(), promised), name)
+            await asyncio.sleep(_LOOK_S)
+
+
+async def standings(
+    store: PostgresStore, now: float, promised: Sequence[Agreement] = ()
+) -> list[Row]:
+    """Return the status of every agreement, by name.
+
+    Include agreements of services that are not yet judged, and those in the settings that no leader
+    evaluates.
     """
-    from tidegate.agreement.document import parse_agreement, text_of
-    from tidegate.agreement.lines import lines_of_keys
-    from tidegate.agreement.openslo_export import openslo
+    from tidegate.agreement.document import AgreementInvalid, parse_agreement
+    from tidegate.agreement.kept_standing import KeptStanding
 
-    document = text_of(file, "TOML")
-    text, notes = openslo(parse_agreement(document, str(file)), lines_of_keys(document))
-    _say(notes)
-    if out is None:
-        Output().line(text.rstrip("\n"))
-    else:
-        _write_new(out, text)
+    services = await store.services()
+    hosted = {service.spec.name for service in services}
+    rows: dict[tuple[str, str], Row] = {}
+    for document in (await store.standings()).values():
+        kept = KeptStanding.from_json(document)
+        # The status of a deleted subject stays in the store, so that a new deployment resumes its
+        # budget.
+        if kept is not None and await _is_there(store, kept, hosted):
+            row = row_of(kept, now, await _last_decision(store, kept, now))
+            rows[row.agreement, row.governs] = row
+    judged = {row.governs for row in rows.values()}
+    for service in services:
+        if f"http {service.spec.name}" in judged:
+            continue
+        try:
+            agreement = parse_agreement(service.spec.agreement, service.spec.name).name
+        except AgreementInvalid:
+            agreement = service.spec.name
+        rows[agreement, service.spec.name] = Row(
+            agreement=agreement,
+            governs=f"http {service.spec.name}",
+            state=_NOT_JUDGED,
+            doing=service.detail,
+        )
+    known = {row.agreement for row in rows.values()}
+    for one in promised:
+        if one.name not in known:
+            queues = [] if one.queue is None else await store.list_queues()
+            row = unjudged(one, hosted, [queue.name for queue in queues])
+            rows[row.agreement, row.governs] = row
+    return [rows[key] for key in sorted(rows)]
 
 
-def _imported(
-    file: Path, assumptions: dict[str, Assumption], governs: tuple[str, str] | None
-) -> tuple[list[Agreement], list[Complaint]]:
-    from tidegate.agreement.document import bytes_of, text_of
-
-    if file.suffix.lower() == ".xml":
-        from tidegate.agreement.tapas import parse_tapas
-
-        if assumptions or governs:
-            raise typer.BadParameter("--metric, --queue and --http are for OpenSLO: XML says it")
-        agreement, notes = parse_tapas(bytes_of(file), str(file))
-        return [agreement], notes
-    if file.suffix.lower() not in (".yaml", ".yml"):
-        raise InvalidValue(f"{file}: OpenSLO is expected in a .yaml, TAPAS-style XML in a .xml")
-    from tidegate.agreement.openslo_import import parse_openslo
-
-    return parse_openslo(text_of(file, "YAML"), str(file), assumptions, governs)
+def unjudged(agreement: Agreement, hosted: Iterable[str], queues: Iterable[str]) -> Row:
+    """Return the row of an agreement in the settings that no leader evaluates, with a reason."""
+    if agreement.http is not None:
+        why = f"nothing is hosted here as {agreement.http}"
+        if agreement.http in hosted:
+            why = f"{agreement.http} is hosted under another agreement"
+        return Row(agreement.name, f"http {agreement.http}", _NOT_JUDGED, doing=why)
+    why = f"no queue is called {agreement.queue}"
+    if any(map(agreement.governs_queue, queues)):
+        why = "no node that leads knows of it: is it in the settings of the nodes, too?"
+    return Row(agreement.name, f"queue {agreement.queue}", _NOT_JUDGED, doing=why)
 
 
-def _assumptions(said: list[str]) -> dict[str, Assumption]:
-    from tidegate.agreement.openslo_import import Assumption
+async def _is_there(store: PostgresStore, kept: KeptStanding, hosted: set[str]) -> bool:
+    if kept.http is not None:
+        return kept.http in hosted
+    return await store.find_queue(None, kept.queue) is not None
 
-    found = {}
-    for one in said:
-        name, equals, measured = one.partition("=")
-        metric, _, unit = measured.partition(":")
-        if not (name and equals and metric):
-            raise typer.BadParameter(f"{one!r} is not SLO=METRIC, such as checkout=response:ms")
-        found[name] = Assumption(metric, unit)
+
+def row_of(kept: KeptStanding, now: float, decided: str = "") -> Row:
+    """Return the row of a stored status; `decided` is the text of the last decision."""
+    from tidegate.agreement.evaluation import SEVERITY
+
+    standing = kept.standing
+    silent = kept.is_silent(now)
+    worst_first = sorted(kept.promises, key=lambda one: -SEVERITY.index(one.verdict))
+    return Row(
+        agreement=kept.agreement,
+        governs=f"http {kept.http}" if kept.http else f"queue {kept.queue}",
+        state=_NOT_JUDGED if silent else kept.verdict.value.replace("_", " "),
+        budget_left=standing.budget_left,
+        burn_rate=standing.burn_hour,
+        alarm=standing.alarm,
+        met=standing.last_hour.met,
+        warned=standing.last_hour.warned,
+        breached=standing.last_hour.breached,
+        evidence=tuple(one.evidence for one in worst_first),
+        doing=f"nobody has judged it for {spoken_duration(now - kept.at)}"
+        if silent
+        else kept.doing or decided,
+        judged_at=kept.at,
+        reduced=kept.reduced,
+    )
+
+
+async def _last_decision(store: PostgresStore, kept: KeptStanding, now: float) -> str:
+    import msgspec
+
+    from tidegate.core.hosting import decided_about
+    from tidegate.core.rule_words import in_words
+    from tidegate.core.steering import Decision
+    from tidegate.core.steering_words import sentence
+
+    about = kept.queue or "" if kept.http is None else decided_about(kept.http)
+    for document in await store.decisions(about, _DECISIONS_READ):
+        decision = msgspec.json.decode(document, type=Decision)
+        # Transitions of a promise are evidence and not a reaction.
+        if decision.loop == "agreement" and not decision.actions:
+            continue
+        said = ", ".join(map(sentence, decision.actions)) or decision.reason
+        said = said or in_words(decision.rule)
+        return f"{said} ({spoken_duration(now - decision.at)} ago)"
+    return ""
+
+
+def chosen(rows: list[Row], name: str | None) -> list[Row]:
+    """Return the rows whose agreement or subject has the name; raise `NotFound` if none has."""
+    if name is None:
+        return rows
+    found = [row for row in rows if name in (row.agreement, row.governs.partition(" ")[2])]
+    if not found:
+        there = f"there is {', '.join(row.agreement for row in rows)}" if rows else "there is none"
+        raise NoSuch(f"no agreement is called {name!r}: {there}")
     return found
 
 
-def _say(notes: Iterable[Complaint]) -> None:
-    for note in notes:
-        print(note, file=sys.stderr)
+def cells(row: Row) -> list[Cell]:
+    judged = row.met + row.warned + row.breached
+    return [
+        row.agreement,
+        row.governs,
+        row.state,
+        row.budget_left,
+        row.burn_rate,
+        row.alarm,
+        f"{row.met}/{row.warned}/{row.breached}" if judged else None,
+        "; ".join(filter(None, (_offer(row), row.doing))) or None,
+    ]
 
 
-def _file_name(name: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "agreement"
+def _offer(row: Row) -> str:
+    """Return the text about a reduced offer; empty if nothing is reduced."""
+    return row.reduced and f"reduced: {row.reduced}"
 
 
-def _write_new(place: Path, text: str) -> None:
-    """Write a new file; never overwrite an existing one."""
-    try:
-        with place.open("x", encoding="utf-8") as sink:
-            sink.write(text)
-    except FileExistsError:
-        raise NotWritten(f"{place} exists: remove it, or name another file") from None
-    except OSError as error:
-        raise NotWritten(f"{place} cannot be written: {error.strerror}") from None
-
-
-def as_json(complaint: Complaint) -> dict[str, Any]:
-    """Return a problem as JSON values."""
+def as_json(row: Row) -> dict[str, Any]:
     return {
-        "file": complaint.file,
-        "line": complaint.line,
-        "key": complaint.key,
-        "value": complaint.value,
-        "reason": complaint.reason,
-        "instead": complaint.instead or None,
-    }
-
-
-def _governs(agreement: Agreement) -> str:
-    return f"queue {agreement.queue}" if agreement.queue else f"http {agreement.http}"
-
-
-def _rows(agreement: Agreement) -> Iterable[list[Any]]:
-    from tidegate.agreement.quantity_words import duration_word, plain, worded
-
-    for metric in agreement.metrics:
-        warns = worded(metric.unit, metric.warning)
-        yield [
-            agreement.name,
-            _governs(agreement),
-            metric.name,
-            f"{warns}, until learned" if metric.learned else warns,
-            worded(metric.unit, metric.breach),
-            duration_word(agreement.window_s),
-            plain(agreement.objective),
-            duration_word(agreement.period_s),
-        ]
-
-
-def _agreement_json(agreement: Agreement) -> dict[str, Any]:
-    uses = agreement.resources
-    return {
-        "name": agreement.name,
-        "file": agreement.source,
-        "queue": agreement.queue,
-        "http": agreement.http,
-        "window_s": agreement.window_s,
-        "objective": agreement.objective,
-        "period_s": agreement.period_s,
-        "replicas": {"min": uses.replicas_min, "max": uses.replicas_max},
-        "sla_delta_per_s2": uses.sla_delta_per_s2,
-        "capacity_per_s": uses.capacity_per_s,
-        "reconfiguration_s": uses.reconfiguration_s,
-        "insufficient": uses.insufficient.value,
-        "load_max_per_s": uses.load_max_per_s,
-        "reduced": uses.reduced or None,
-        "metrics": [
-            {
-                "metric": metric.name,
-                "unit": metric.unit.value,
-                "worse": metric.worse.value,
-                "breach": metric.breach,
-                "warning": metric.warning,
-                "learned": metric.learned,
-                "slope_per_s": metric.slope_per_s,
-            }
-            for metric in agreement.metrics
-        ],
+        "agreement": row.agreement,
+        "governs": row.governs,
+        "state": row.state,
+        "budget_left": row.budget_left,
+        "burn_rate": row.burn_rate,
+        "alarm": row.alarm,
+        "last_hour": {"met": row.met, "warned": row.warned, "breached": row.breached},
+        "evidence": list(row.evidence),
+        "doing": row.doing or None,
+        "judged_at": row.judged_at,
+        "reduced": row.reduced or None,
     }

@@ -1,149 +1,236 @@
-"""The commands `queues`, `create`, `delete` and `purge`."""
+"""The commands `policy`, `pause`, `resume`, `dead` and `redrive`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from tidegate.cli.asking import DEFAULT, UrlOption, ask, queue_key
-from tidegate.cli.figures import count, seconds, yes_no
+from tidegate.cli.figures import seconds
 from tidegate.cli.option_groups import spread
-from tidegate.cli.output import Cell, Column, JsonOption, Output
+from tidegate.cli.output import Column, JsonOption, Output
+from tidegate.cli.payload import as_json, preview
 from tidegate.cli.policy_settings import SetOption, parse_policy
 from tidegate.cli.prefetch_options import NO_GOAL, GoalOptions
-from tidegate.core.model import QueuePolicy
+from tidegate.cli.queues import QueueArgument
+from tidegate.core.errors import ChangedMeanwhile, QueueNotExisting
+from tidegate.core.model import DEAD_SUFFIX, DeathReason, QueueInfo, QueuePolicy
 from tidegate.core.prefetch_words import told
-from tidegate.core.replication import logical_name
+from tidegate.core.quantities import format_duration
 
 if TYPE_CHECKING:
     from tidegate.client.client import Client
-    from tidegate.core.model import QueueInfo
-    from tidegate.telemetry.numbers import QueueNumbers
+    from tidegate.client.message import Message
 
-_COLUMNS = [
+_COLUMNS = [Column("policy", style="bold"), Column("value"), Column("default", spare=True)]
+_DEAD_COLUMNS = [
     Column("id", right=True, style="dim"),
-    Column("queue", style="bold"),
-    Column("durable", shown=yes_no, spare=True),
-    Column("node", spare=True),
-    Column("replicas", shown=count, right=True, spare=True),
-    Column("waiting", shown=count, right=True),
-    Column("unacknowledged", shown=count, right=True),
-    Column("consumers", shown=count, right=True),
-    Column("oldest", shown=seconds, right=True),
-    Column("prefetch goal", spare=True),
+    Column("died", shown=seconds, right=True),
+    Column("reason", style="bold"),
+    Column("deliveries", right=True),
+    Column("error"),
+    Column("payload", spare=True),
 ]
-
-# The name of the node that serves a queue or a replica, and the stats of it.
-Served: TypeAlias = "tuple[str, QueueNumbers]"
-QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name, or #id.")]
+# Another client may change the policy concurrently, so the change is tried again this many times.
+_TRIES_MAX = 8
 
 
 def register(app: typer.Typer) -> None:
-    app.command("queues")(queues)
-    app.command("create")(create)
-    app.command("delete")(delete)
-    app.command("purge")(purge)
+    app.command("policy")(policy)
+    app.command("pause")(pause)
+    app.command("resume")(resume)
+    app.command("dead")(dead)
+    app.command("redrive")(redrive)
 
 
-def queues(url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
-    """List the queues, with their messages, consumers and prefetch goals."""
-    output = Output(json)
-
-    async def look(mq: Client) -> tuple[list[QueueInfo], dict[str, list[Served]]]:
-        known = await mq.queues()
-        served: dict[str, list[Served]] = {}
-        for node in (await mq.stats()).nodes:
-            for queue in node.queues:
-                served.setdefault(logical_name(queue.name), []).append((node.name, queue))
-        return known, served
-
-    known, served = ask(url, look)
-    rows = [_row(queue, served.get(queue.name, [])) for queue in known]
-    if json:
-        names = ["queue_id", "queue", "durable", "node", "replicas", "waiting", "unacknowledged"]
-        names += ["consumers", "oldest_age_s", "prefetch_goal"]
-        output.json([dict(zip(names, row, strict=True)) for row in rows])
-    elif rows or not output.on_terminal:
-        output.table(_COLUMNS, rows)
-    else:
-        output.line("there are no queues yet; `tidegate create NAME` makes one", style="dim")
-
-
-def _row(queue: QueueInfo, served: list[Served]) -> list[Cell]:
-    """Return the row of a queue; the numbers of a logical queue are sums over its replicas."""
-    known: list[Cell] = [queue.queue_id, queue.name, queue.durable]
-    goal = None if queue.policy.prefetch is None else told(queue.policy.prefetch)
-    if not served:
-        # No node owns the queue at the moment, so its stats are unknown.
-        return [*known, None, None, None, None, None, None, goal]
-    parts = [numbers for _, numbers in served]
-    replicas = sum(1 for numbers in parts if numbers.name != queue.name)
-    return [
-        *known,
-        ", ".join(sorted({node for node, _ in served})),
-        replicas if queue.elastic else None,
-        sum(numbers.waiting for numbers in parts),
-        sum(numbers.unacknowledged for numbers in parts),
-        sum(len(numbers.consumers) for numbers in parts),
-        max(numbers.oldest_age_s for numbers in parts),
-        goal,
-    ]
-
-
-@spread("auto", "off")
-def create(
-    name: Annotated[str, typer.Argument(help="Name of the new queue.")],
-    transient: Annotated[
-        bool, typer.Option("--transient", help="Keep its messages in memory only.")
-    ] = False,
-    exist_ok: Annotated[
-        bool, typer.Option("--exist-ok", help="It is fine if it exists already.")
-    ] = False,
+@spread()
+def policy(
+    queue: QueueArgument,
     settings: SetOption = None,
     goal: GoalOptions = NO_GOAL,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """Create a queue.
+    """Show the policy of a queue; with --set or a prefetch goal, change it first.
 
-    Example: `tidegate create orders --set lease=30s --set deliveries_max=5`
+    Example: `tidegate policy orders --set ttl=1h`
     """
     output = Output(json)
-    policy = QueuePolicy(**parse_policy(settings or []))
-    if goal.are_given:
-        policy = msgspec.structs.replace(policy, prefetch=goal.changed(policy.prefetch, name))
-    queue = ask(
-        url,
-        lambda mq: mq.create_queue(name, durable=not transient, exist_ok=exist_ok, policy=policy),
-        "read-write",
+    changes = parse_policy(settings or [])
+
+    async def work(mq: Client) -> QueueInfo:
+        if changes or goal.are_given:
+            await change_policy(mq, queue, changes, goal)
+        return await mq.queue(queue_key(queue))
+
+    info = ask(url, work, "read-write" if changes or goal.are_given else "read-only")
+    if json:
+        fields = {name: getattr(info.policy, name) for name in QueuePolicy.__struct_fields__}
+        output.json({"queue": info.name, **fields})
+        return
+    plain = QueuePolicy()
+    output.table(
+        _COLUMNS,
+        [
+            [name.removesuffix("_s"), *(_text(info, name, one) for one in (info.policy, plain))]
+            for name in QueuePolicy.__struct_fields__
+        ],
     )
-    if json:
-        output.json({"queue_id": queue.queue_id, "queue": queue.name, "durable": queue.durable})
-    else:
-        kind = "durable" if queue.durable else "transient"
-        output.line(f"queue {queue.name} has id {queue.queue_id} and is {kind}")
 
 
-def delete(queue: QueueArgument, url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
-    """Delete a queue and all its messages."""
+async def change_policy(
+    mq: Client, queue: str, changes: Mapping[str, Any], goal: GoalOptions
+) -> QueuePolicy:
+    """Change fields of a queue's policy, and try again if another client changes it meanwhile."""
+    for left in reversed(range(_TRIES_MAX)):
+        info = await mq.queue(queue_key(queue))
+        wanted = dict(changes)
+        if goal.are_given:
+            wanted["prefetch"] = goal.changed(info.policy.prefetch, info.name)
+        try:
+            return await mq.set_policy(queue_key(queue), before=info.policy, **wanted)
+        except ChangedMeanwhile:
+            if not left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _text(info: QueueInfo, field: str, source: QueuePolicy) -> str:
+    value = getattr(source, field)
+    if field == "dead_letter":
+        return source.dead_letter_queue(info.name) or "nowhere"
+    if field == "prefetch":
+        return told(value)
+    if value is None:
+        return "the node's" if field == "lease_s" else "none"
+    if field.endswith("_s"):
+        return format_duration(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def pause(queue: QueueArgument, url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
+    """Stop deliveries from a queue until `resume`; puts still succeed."""
+    _set_paused(queue, True, url, json)
+
+
+def resume(queue: QueueArgument, url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
+    """Resume deliveries from a paused queue."""
+    _set_paused(queue, False, url, json)
+
+
+def _set_paused(queue: str, paused: bool, url: str, json: bool) -> None:
     output = Output(json)
-    ask(url, lambda mq: mq.delete_queue(queue_key(queue)), "read-write")
+    ask(url, lambda mq: mq.set_policy(queue_key(queue), paused=paused), "read-write")
     if json:
-        output.json({"deleted": queue})
+        output.json({"queue": queue, "paused": paused})
     else:
-        output.line(f"queue {queue} is deleted")
+        output.line(f"queue {queue} is {'paused' if paused else 'resumed'}")
 
 
-def purge(queue: QueueArgument, url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
-    """Drop all waiting messages of a queue.
+def _dead_queue(queue: str) -> str | int:
+    """Return the dead-letter queue of a queue; `queue` may also name that queue itself."""
+    key = queue_key(queue)
+    return key if isinstance(key, int) or key.endswith(DEAD_SUFFIX) else key + DEAD_SUFFIX
 
-    Messages that consumers hold are not affected.
+
+def dead(
+    queue: QueueArgument,
+    limit: Annotated[int, typer.Option(min=1, help="Messages at most.")] = 20,
+    url: UrlOption = DEFAULT,
+    json: JsonOption = False,
+) -> None:
+    """Show the dead letters of a queue, with the reason for each."""
+    output = Output(json)
+
+    async def look(mq: Client) -> list[Message]:
+        try:
+            return await mq.browse(_dead_queue(queue), limit=limit)
+        except QueueNotExisting:
+            # The dead-letter queue is created when first needed. Raise an error only if the queue
+            # itself is missing.
+            await mq.queue(queue_key(queue))
+            return []
+
+    messages = ask(url, look)
+    if json:
+        output.json([_dead_json(message) for message in messages])
+        return
+    if not messages and output.on_terminal:
+        output.line(f"queue {queue} has no dead letters", style="dim")
+        return
+    now = time.time()
+    output.table(_DEAD_COLUMNS, [_dead_row(message, now) for message in messages])
+
+
+def _dead_json(message: Message) -> dict[str, Any]:
+    deaths = [
+        {**_fields(death), "failures": [_fields(failure) for failure in death.failures]}
+        for death in message.deaths
+    ]
+    return {**as_json(message), "deaths": deaths}
+
+
+def _fields(record: msgspec.Struct) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__struct_fields__}
+
+
+def _dead_row(message: Message, now: float) -> list[Any]:
+    death = message.deaths[-1] if message.deaths else None
+    if death is None:
+        return [message.message_id, None, None, None, None, preview(message.payload)]
+    return [
+        message.message_id,
+        max(now - death.at, 0.0),
+        str(death.reason),
+        death.deliveries,
+        death.error or "",
+        preview(message.payload),
+    ]
+
+
+def redrive(
+    queue: QueueArgument,
+    to: Annotated[
+        str | None, typer.Option(help="To this queue, instead of where each died.")
+    ] = None,
+    message_id: Annotated[
+        list[int] | None, typer.Option("--id", help="Only this message; may be repeated.")
+    ] = None,
+    reason: Annotated[
+        DeathReason | None, typer.Option(help="Only those that died of this.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Messages at most.")] = None,
+    url: UrlOption = DEFAULT,
+    json: JsonOption = False,
+) -> None:
+    """Return dead letters to the queue they died in, or to another one with --to.
+
+    QUEUE is the queue or its dead-letter queue. The options select messages; without them all
+    return.
+
+    Example: `tidegate redrive orders --limit 100`
     """
     output = Output(json)
-    dropped = ask(url, lambda mq: mq.purge(queue_key(queue)), "read-write")
+
+    async def send_back(mq: Client) -> int:
+        dead_queue = _dead_queue(queue)
+        try:
+            await mq.queue(dead_queue)
+        except QueueNotExisting:
+            # The dead-letter queue is created when first needed. Raise an error only if the queue
+            # itself is missing.
+            await mq.queue(queue_key(queue))
+            return 0
+        return await mq.redrive(
+            dead_queue, to=to, message_ids=message_id, reason=reason, limit=limit
+        )
+
+    count = ask(url, send_back, "read-write")
     if json:
-        output.json({"queue": queue, "dropped": dropped})
+        output.json({"queue": queue, "redriven": count})
     else:
-        output.line(f"{dropped} messages of {queue} were dropped")
+        output.line(f"{count} {'message' if count == 1 else 'messages'} sent back")

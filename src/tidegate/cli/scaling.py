@@ -1,136 +1,161 @@
-"""The commands `scale` and `queue set`: change how a queue is spread over replicas at run time."""
+"""Concurrent-safe changes of how a queue scales."""
 
 from __future__ import annotations
 
-import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import msgspec
 
-from tidegate.cli.asking import DEFAULT, UrlOption, ask
-from tidegate.cli.output import JsonOption, Output
-from tidegate.cli.queue_setting import set_queue
-from tidegate.cli.queues import QueueArgument
-from tidegate.cli.rescaling import change_scaling, topology_of
-from tidegate.cli.scaling_end import end_scaling
-from tidegate.cli.scaling_options import (
-    AgreementOption,
-    AnyKeyOption,
-    MaxLoadOption,
-    MaxWaitOption,
-    MinLoadOption,
-    PolicyOption,
-    RecommendOnlyOption,
-    assignments,
+from tidegate.cli.asking import queue_key
+from tidegate.cli.worker_doubts import worker_doubts
+from tidegate.core.errors import ChangedMeanwhile, InvalidValue
+from tidegate.core.replication import logical_name
+from tidegate.core.scaling import (
+    DEFAULT_SCALING,
+    REPLICAS_MAX,
+    Range,
+    Scaling,
+    ScalingPolicy,
+    Steering,
 )
-from tidegate.cli.scaling_view import show_scaling
-from tidegate.cli.settings.reader import load_settings
-from tidegate.cli.settings_options import ConfigOption
-from tidegate.core.errors import InvalidValue
-from tidegate.core.scaling import Scaling, Steering
+from tidegate.core.scaling_words import changed
 
 if TYPE_CHECKING:
+    from tidegate.agreement.document import Agreement
     from tidegate.client.client import Client
     from tidegate.core.replication import Topology
 
-
-def register(app: typer.Typer) -> None:
-    app.command("scale")(scale)
-    queue = typer.Typer(no_args_is_help=True, help="Change a queue while everything runs.")
-    queue.command("set")(set_queue)
-    app.add_typer(queue, name="queue")
+# How often to try a change that collides with changes by other clients.
+_TRIES_MAX = 8
 
 
-def scale(
-    queue: QueueArgument,
-    least: Annotated[int | None, typer.Option("--min", help="Replicas at least.")] = None,
-    most: Annotated[int | None, typer.Option("--max", help="Replicas at most.")] = None,
-    policy: PolicyOption = None,
-    agreement: AgreementOption = None,
-    max_wait: MaxWaitOption = None,
-    min_load: MinLoadOption = None,
-    max_load: MaxLoadOption = None,
-    worker: Annotated[
-        str | None, typer.Option(metavar="MODULE:APP", help="What its workers run.")
-    ] = None,
-    slots: Annotated[int | None, typer.Option(help="Replicas that a machine has room for.")] = None,
-    warm: Annotated[str | None, typer.Option(help="Machines kept warm, or none: NPP.")] = None,
-    settings: AnyKeyOption = None,
-    to: Annotated[
-        int | None, typer.Option(min=0, help="So many from now on, whatever the law says.")
-    ] = None,
-    auto: Annotated[bool, typer.Option("--auto", help="Let the law decide again.")] = False,
-    recommend_only: RecommendOnlyOption = False,
-    from_settings: Annotated[
-        bool,
-        typer.Option(
-            "--from-settings", help="As [queues.QUEUE] of the settings says, and no more."
-        ),
-    ] = False,
-    config: ConfigOption = None,
-    off: Annotated[
-        bool, typer.Option("--off", help="Drain every replica, then be a plain queue again.")
-    ] = False,
-    url: UrlOption = DEFAULT,
-    json: JsonOption = False,
-) -> None:
-    """Show how a queue scales; with options, change that while the cluster runs.
+async def topology_of(mq: Client, queue: str) -> Topology | None:
+    """Return the topology of a logical queue; None for a plain queue.
 
-    The first change makes a plain queue a logical queue with replicas. --to sets a number of
-    replicas by hand until --auto. --off drains all replicas and waits until the queue is a plain
-    one again.
-
-    Example: `tidegate scale orders --min 1 --max 8 --max-wait 5s`
+    Raise `InvalidValue` for a replica, because only the logical queue scales.
     """
-    output = Output(json)
-    named = {
-        "min": least,
-        "max": most,
-        "policy": policy,
-        "agreement": agreement,
-        "max_wait": max_wait,
-        "worker": worker,
-        "min_load": min_load,
-        "max_load": max_load,
-        "slots_per_machine": slots,
-        "warm": warm,
-    }
-    changes = {key: value for key, value in named.items() if value is not None}
-    changes |= assignments(settings or [])
-    changes |= _steering(to, auto, recommend_only, off)
-    if off and (changes or from_settings):
-        raise InvalidValue("--off and settings of how it scales: one of them")
-    declared = _declared(queue, config) if from_settings else None
-    if off:
-        ask(url, lambda mq: end_scaling(mq, queue), "read-write")
-        if json:
-            output.json({"queue": queue, "scaling": None})
-        else:
-            output.line(f"queue {queue} is a plain queue again")
+    info = await mq.queue(queue_key(queue))
+    if info.alias_id:
+        whole = logical_name(info.name)
+        raise InvalidValue(
+            f"{info.name} is a replica of queue {whole}, which scales as a whole: "
+            f"`tidegate scale {whole}`"
+        )
+    return await mq.topology(info.queue_id) if info.elastic else None
+
+
+async def change_scaling(
+    mq: Client, queue: str, changes: dict[str, Any], declared: Scaling | None = None
+) -> None:
+    """Change some scaling keys of a queue, and keep concurrent changes of others.
+
+    `declared` replaces the present settings before the changes apply. Print a warning if the
+    worker's module cannot be found here.
+    """
+
+    def wanted(topology: Topology | None) -> Scaling:
+        before = declared or (DEFAULT_SCALING if topology is None else topology.scaling)
+        said = changes
+        if topology is None and declared is None and "min" in changes and "max" not in changes:
+            # Without an upper bound for a new logical queue, use the lower bound. An existing upper
+            # bound stays, or the server refuses the change.
+            said = {"max": changes["min"], **changes}
+        name = queue if topology is None else topology.queue
+        obeyed, rest = _obeying(before, said, name)
+        _check_wanted(obeyed, rest, name)
+        return changed(obeyed, rest)
+
+    await _rescale(mq, queue, wanted)
+    worker = changes.get("worker") or (None if declared is None else declared.worker)
+    if worker not in (None, "none") and (doubts := worker_doubts(worker, queue)):
+        print(f"warning: {doubts}", file=sys.stderr)
+
+
+def _check_wanted(before: Scaling, changes: dict[str, Any], queue: str) -> None:
+    """Raise `InvalidValue` with the bounds and a remedy if --to is outside of them."""
+    wanted = changes.get("replicas_wanted")
+    if not isinstance(wanted, int):
         return
-
-    async def work(mq: Client) -> Topology | None:
-        if changes or declared is not None:
-            await change_scaling(mq, queue, changes, declared)
-        return await topology_of(mq, queue)
-
-    found = ask(url, work, "read-write" if changes or declared is not None else "read-only")
-    show_scaling(output, queue, found)
-
-
-def _steering(to: int | None, auto: bool, recommend_only: bool, off: bool) -> dict[str, Any]:
-    if sum((to is not None, auto, recommend_only, off)) > 1:
-        raise InvalidValue("--to, --auto, --recommend-only and --off: one of them")
-    if to is not None:
-        return {"steering": Steering.MANUAL, "replicas_wanted": to}
-    if auto:
-        return {"steering": Steering.AUTO, "replicas_wanted": None}
-    return {"steering": Steering.RECOMMEND} if recommend_only else {}
+    free = msgspec.structs.replace(before, steering=Steering.AUTO, replicas_wanted=None)
+    said = {key: value for key, value in changes.items() if key in ("min", "max", "replicas")}
+    bounds = changed(free, said).replicas
+    if bounds.min <= wanted <= bounds.max:
+        return
+    told = f"--to {wanted}: must be between min {bounds.min} and max {bounds.max} of queue {queue}"
+    if wanted > REPLICAS_MAX:
+        raise InvalidValue(f"{told}; no queue has more than {REPLICAS_MAX} replicas")
+    bound = "--max" if wanted > bounds.max else "--min"
+    raise InvalidValue(f"{told}; `tidegate scale {queue} --to {wanted} {bound} {wanted}` moves it")
 
 
-def _declared(queue: str, config: Path | None) -> Scaling:
-    found = load_settings(config, os.environ).queues.get(queue)
-    if found is None:
-        raise InvalidValue(f"the settings have no section [queues.{queue}]")
-    return found
+async def _rescale(mq: Client, queue: str, wanted: Callable[[Topology | None], Scaling]) -> None:
+    """Read, change and write the scaling; try again if another client changed it meanwhile."""
+    for left in reversed(range(_TRIES_MAX)):
+        topology = await topology_of(mq, queue)
+        before = None if topology is None else topology.scaling
+        try:
+            await mq.set_scaling(queue_key(queue), wanted(topology), before=before)
+            return
+        except ChangedMeanwhile:
+            if not left:
+                raise
+
+
+def _obeying(
+    before: Scaling, changes: dict[str, Any], queue: str
+) -> tuple[Scaling, dict[str, Any]]:
+    """Replace `agreement`, a file name, by the scaling that the agreement gives.
+
+    Return the changed scaling, and the remaining changes.
+    """
+    file = changes.get("agreement")
+    if file is None or file == "none":
+        return before, changes
+    from tidegate.agreement.scaling_terms import agreement_of_file, with_agreement
+
+    agreement, text = agreement_of_file(Path(file).expanduser(), queue)
+    is_bounded = (
+        agreement.resources.replicas_max is not None
+        or before.replicas != Range()
+        or {"max", "replicas"} & changes.keys()
+    )
+    if changes.get("policy") == ScalingPolicy.AGREEMENT and not is_bounded:
+        raise InvalidValue(
+            f"{file} does not say how many replicas there may be: write replicas = "
+            "{ min = 1, max = 8 } into it, or say --max"
+        )
+    rest = {key: value for key, value in changes.items() if key != "agreement"}
+    agreed = with_agreement(before, agreement, text)
+    if changes.get("policy", before.policy) == ScalingPolicy.AGREEMENT:
+        offer, text = _offered(agreement, text, changed(agreed, rest))
+        agreed = with_agreement(before, offer, text)
+    return agreed, rest
+
+
+def _offered(agreement: Agreement, text: str, scaling: Scaling) -> tuple[Agreement, str]:
+    """Return the agreement that this many replicas can keep, or a reduced one, with its text.
+
+    Raise `InvalidValue` if the replicas do not suffice and the agreement must not be reduced.
+    """
+    from tidegate.control.agreement_figures import Asked, figures
+    from tidegate.control.agreement_plan import plan
+    from tidegate.control.reduced_agreement import reduced_agreement
+
+    most = scaling.replicas.max
+    bounded = replace(agreement, resources=replace(agreement.resources, replicas_max=most))
+    asked = Asked(capacity_per_s=scaling.capacity_per_s)
+    found = plan(bounded, figures(bounded, asked, None), asked)
+    if not found.missing:
+        return agreement, text
+    if found.offer is None:
+        raise InvalidValue(
+            f"{agreement.name}: {'; '.join(found.missing)}. Promise less, allow more replicas, or "
+            'write insufficient = "reduce"'
+        )
+    offer, text = reduced_agreement(agreement, found, "replica")
+    print(f"{agreement.name}: reduced: {offer.resources.reduced}", file=sys.stderr)
+    return offer, text

@@ -1,106 +1,432 @@
-"""The public producer of a queue, opened with `client.producer(...)`.
+"""Puts to one queue, gathered into batches.
 
-It corresponds to the cluster connection factory of the replicated-queues paper. Under the scaling
-policy "clients" it is assigned to one replica. Under other policies its messages go to all replicas
-by their shares.
+Theory of operation. A `Producer` collects the messages that the application puts to one queue. The
+first put in a turn of the event loop schedules a flush at its end. So all puts of one turn share a
+batch. At most `in_flight_max` batches wait for their answers at a time. More messages gather
+meanwhile, which makes batches larger under load.
+
+A message is in one of three places: gathered (no batch yet), in a batch in flight, or in a batch
+that waits to be sent again. Batches are sent in the order of their numbers, before new messages.
+
+Each batch has a number, which with the producer's random id identifies it at the node. It keeps the
+number until its result is known. If the transport breaks, the batch is sent again under the same
+number, and the node stores it once.
+
+The answer to a batch decides:
+
+- stored: the futures of its messages get their ids.
+- `IoFailure`: it is not known whether it is stored; send the same batch again.
+- `NotHome`: the queue has become a logical queue and has not stored it; look the queue up.
+- `QueueNotExisting`: the queue may have been created again; look its id up once, then fail.
+- another `RetryLater`: not stored; send it again after a delay, for up to `reconnect_s` seconds.
+- `LimitReached` and all other errors: fail the futures.
+
+If the look-up shows a logical queue, the producer first waits for the answers to what it has sent.
+Then the client replaces it by a `ReplicaRouter`, which takes over the rest. Waiting keeps the
+order: a new message must not be stored before one whose answer is pending.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Unpack
+import random
+import secrets
+from collections import deque
+from typing import TYPE_CHECKING
 
-from tidegate.client.checks import checked_payload
-from tidegate.client.options import PLAIN, PutOptions, checked_options
-from tidegate.client.outbox import Outbox
-from tidegate.client.spread import Spread
-from tidegate.core.errors import InvalidValue
+from tidegate.client.batch import Batch, fill_columns
+from tidegate.client.options import PLAIN, Special
+from tidegate.client.unsent import Unsent
+from tidegate.core.errors import (
+    IoFailure,
+    LimitReached,
+    NotHome,
+    QueueNotExisting,
+    RetryLater,
+    TidegateError,
+)
 from tidegate.core.model import PRIORITY_DEFAULT
+from tidegate.wire.packet import Packet
+from tidegate.wire.packets.puts import PutMessageResponse, PutMessages
 
 if TYPE_CHECKING:
     from tidegate.client.client import Client
 
+BATCH_COUNT_MAX = 500
+BATCH_BYTES_MAX = 256 * 1024
+# `put_many` waits for all of its messages anyway, so larger batches only save work.
+MANY_COUNT_MAX = 2000
+MANY_BYTES_MAX = 512 * 1024
+IN_FLIGHT_MAX = 8
 
-class Producer:
-    """A producer of one queue; use it with `async with`.
 
-    It counts as a client of a logical queue from the start of the block to its end. The end of the
-    block waits until all its messages are confirmed.
-    """
+class Outbox:
+    """Collects and sends the messages to one queue."""
 
-    def __init__(self, client: Client, queue: str, member: int, *, wanted: int | None) -> None:
+    __slots__ = (
+        "_batch",
+        "_batch_seen",
+        "_client",
+        "_futures",
+        "_in_flight",
+        "_logical_id",
+        "_loop",
+        "_payloads",
+        "_producer",
+        "_resend",
+        "_resolving",
+        "_scheduled",
+        "_special",
+        "queue",
+        "queue_id",
+    )
+
+    in_flight_max = IN_FLIGHT_MAX
+
+    def __init__(self, client: Client, queue: str) -> None:
         self._client = client
+        self._loop = asyncio.get_running_loop()
         self.queue = queue
-        self._member = member
-        self._wanted = wanted
-        self._outbox: Outbox | Spread | None = None
-        self._unconfirmed: set[asyncio.Future[int]] = set()
+        self.queue_id: int | None = None
+        # Random, so that nodes recognise resends. Of this object, since it counts its batches from
+        # 1.
+        self._producer = secrets.randbits(62) + 1
+        self._payloads: deque[bytes] = deque()
+        self._futures: deque[asyncio.Future[int]] = deque()
+        # Options of the gathered messages, by position. `None` means that all have default options.
+        self._special: deque[Special] | None = None
+        self._batch = 0
+        self._batch_seen = 0
+        self._in_flight: dict[int, Batch] = {}
+        self._resend: deque[Batch] = deque()
+        self._scheduled = False
+        self._resolving = False
+        # The id of the logical queue, once the queue has become one; a `ReplicaRouter` takes over
+        # then.
+        self._logical_id: int | None = None
 
-    async def __aenter__(self) -> Producer:
-        client = self._client
-        info = await client.queue(self.queue)
-        if info.elastic:
-            self._outbox = Spread(
-                client, self.queue, info.queue_id, member=self._member, wanted=self._wanted
-            )
-            client.add_producer(self._outbox)
-            await self._outbox.ready()
-        else:
-            self._outbox = Outbox(client, self.queue)
-            self._outbox.queue_id = info.queue_id
-            client.add_producer(self._outbox)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        outbox = self._opened()
-        self._outbox = None
-        while self._unconfirmed:
-            await asyncio.wait(set(self._unconfirmed))
-        self._client.drop_producer(outbox)
-        if isinstance(outbox, Spread):
-            await outbox.close()
-
-    def _opened(self) -> Outbox | Spread:
-        if self._outbox is None:
-            raise InvalidValue("the producer is not open: use `async with mq.producer(queue)`")
-        return self._outbox
-
-    @property
-    def replica(self) -> int | None:
-        """The number of its replica; `None` if it has no replica of its own."""
-        outbox = self._opened()
-        place = outbox.membership.place if isinstance(outbox, Spread) else None
-        return None if place is None else place.number
-
-    @property
-    def address(self) -> str | None:
-        """The address of the node that serves its replica; `None` if there is none."""
-        outbox = self._opened()
-        place = outbox.membership.place if isinstance(outbox, Spread) else None
-        return None if place is None else place.address
-
-    def put(self, payload: bytes, **options: Unpack[PutOptions]) -> asyncio.Future[int]:
-        """Put a message, and return a future of its id.
-
-        The future is done once the message is on disk. Options and errors are those of
-        `Client.put`.
-        """
-        outbox = self._opened()
-        payload = checked_payload(payload)
-        special = checked_options(options) if options else PLAIN
-        future = outbox.add(payload) if special == PLAIN else outbox.add_special(payload, special)
-        self._unconfirmed.add(future)
-        future.add_done_callback(self._unconfirmed.discard)
+    def add(self, payload: bytes) -> asyncio.Future[int]:
+        """Add a message with default options; return the future of its id."""
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._payloads.append(payload)
+        self._futures.append(future)
+        if self._special is not None:
+            self._special.append(PLAIN)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
         return future
 
-    async def put_many(
-        self, payloads: Iterable[bytes], *, priority: int = PRIORITY_DEFAULT
-    ) -> list[int]:
-        """Put many messages in few batches; return their ids once all are on disk."""
-        chosen = [checked_payload(payload) for payload in payloads]
-        checked_options({"priority": priority})
-        if not chosen:
-            return []
-        answers = await self._opened().add_many(chosen, priority)
-        return [message_id for ids in answers for message_id in ids]
+    def add_special(self, payload: bytes, special: Special) -> asyncio.Future[int]:
+        """Add a message with options of its own; return the future of its id."""
+        if self._special is None:
+            self._special = deque([PLAIN] * len(self._payloads))
+        future = self.add(payload)
+        self._special[-1] = special
+        return future
+
+    def take(self, unsent: Unsent) -> None:
+        """Add messages that another producer had gathered, and send them if possible."""
+        if unsent.special is not None or self._special is not None:
+            if self._special is None:
+                self._special = deque([PLAIN] * len(self._payloads))
+            self._special.extend(unsent.special or [PLAIN] * len(unsent.payloads))
+        self._payloads.extend(unsent.payloads)
+        self._futures.extend(unsent.futures)
+        self.flush()
+
+    def give_unsent(self) -> Unsent:
+        """Remove and return the messages that are in no batch yet."""
+        special = None if self._special is None else list(self._special)
+        unsent = Unsent(list(self._payloads), list(self._futures), special)
+        self._payloads.clear()
+        self._futures.clear()
+        self._special = None
+        return unsent
+
+    def give_refused(self, *, of_one_each: bool = False) -> list[Batch]:
+        """Remove and return the batches that are certainly not stored.
+
+        With `of_one_each`, leave batches of `put_many`, which have a single future and cannot be
+        split.
+        """
+        kept: deque[Batch] = deque()
+        refused: list[Batch] = []
+        for batch in self._resend:
+            is_whole = isinstance(batch.futures, asyncio.Future)
+            (kept if batch.is_unknown or (of_one_each and is_whole) else refused).append(batch)
+        self._resend = kept
+        return refused
+
+    def adopt(self, batch: Batch) -> None:
+        """Send a batch that another producer was refused, under a number of this producer."""
+        self._batch += 1
+        batch.packet.producer, batch.packet.batch = self._producer, self._batch
+        if self.queue_id is not None:
+            batch.packet.queue_id = self.queue_id
+        self._resend.append(batch)
+        self.flush()
+
+    async def add_many(self, payloads: list[bytes], priority: int) -> list[list[int]]:
+        """Send many messages in batches of their own; return the ids of each batch.
+
+        There is one future per batch and not per message, which makes large puts cheaper.
+        """
+        while self.queue_id is None:
+            self._found(await self._client.queue_id(self.queue))
+            heir = self._client.outbox(self.queue)
+            if self._logical_id is not None and heir is not self:
+                return await heir.add_many(payloads, priority)
+        # Messages that were put earlier are sent first.
+        while self._payloads:
+            self._resend.append(self._next_batch())
+        waiting: list[asyncio.Future[list[int]]] = []
+        for at in range(0, len(payloads), MANY_COUNT_MAX):
+            for chosen in _by_bytes(payloads[at : at + MANY_COUNT_MAX]):
+                future: asyncio.Future[list[int]] = self._loop.create_future()
+                waiting.append(future)
+                self._batch += 1
+                packet = PutMessages(
+                    self.queue_id,
+                    self._producer,
+                    self._batch,
+                    list(map(len, chosen)),
+                    [priority],
+                )
+                self._resend.append(Batch(packet, [b"".join(chosen)], future))
+        self.flush()
+        return await asyncio.gather(*waiting)
+
+    @property
+    def unconfirmed(self) -> int:
+        return (
+            len(self._payloads)
+            + sum(batch.count for batch in self._in_flight.values())
+            + sum(batch.count for batch in self._resend)
+        )
+
+    def was_used(self) -> bool:
+        """Return whether a batch was made since the last call."""
+        used, self._batch_seen = self._batch != self._batch_seen, self._batch
+        return used
+
+    # Sending
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        link = self._client.link
+        if link is None or not link.alive:
+            return  # the client flushes after the reconnect
+        if self.queue_id is None:
+            if not self._in_flight:
+                self._resolve()
+            return
+        if self._logical_id is not None:
+            self._leave_it_to_others()
+            return
+        while self._resend and len(self._in_flight) < self.in_flight_max:
+            self._send(self._resend.popleft())
+        while self._payloads and len(self._in_flight) < self.in_flight_max and not self._resend:
+            self._send(self._next_batch())
+
+    def flush(self) -> None:
+        if not self._scheduled:
+            self._flush()
+
+    def spread(self, queue_id: int) -> None:
+        """Note that the queue has become a logical queue."""
+        self.queue_id = self._logical_id = queue_id
+        self.flush()
+
+    def _found(self, queue_id: int) -> None:
+        if self._client.is_elastic(queue_id):
+            self.spread(queue_id)
+        else:
+            self.queue_id, self._logical_id = queue_id, None
+
+    def _leave_it_to_others(self) -> None:
+        """Hand over to a `ReplicaRouter` once all sent batches have answers.
+
+        Otherwise a message that is put now might be stored before an earlier one.
+        """
+        self._send_unknown()
+        if not self._in_flight:
+            assert self._logical_id is not None
+            self._client.spread_over(self, self._logical_id)
+
+    def _send_unknown(self) -> None:
+        """Send only batches that may be stored already, to the queue they were sent to.
+
+        The other batches wait, and go to the replicas after that.
+        """
+        unknown = [batch for batch in self._resend if batch.is_unknown]
+        for batch in unknown[: self.in_flight_max - len(self._in_flight)]:
+            self._resend.remove(batch)
+            self._send(batch)
+
+    def _next_batch(self) -> Batch:
+        payloads, futures = self._payloads, self._futures
+        count = min(len(payloads), BATCH_COUNT_MAX)
+        if count == len(payloads):
+            chosen, waiting = list(payloads), list(futures)
+            payloads.clear()
+            futures.clear()
+        else:
+            chosen = [payloads.popleft() for _ in range(count)]
+            waiting = [futures.popleft() for _ in range(count)]
+        lengths = list(map(len, chosen))
+        if sum(lengths) > BATCH_BYTES_MAX and count > 1:
+            # Limit the bytes of a batch: return what does not fit to the front.
+            total = keep = 0
+            for length in lengths:
+                if keep and total + length > BATCH_BYTES_MAX:
+                    break
+                total += length
+                keep += 1
+            payloads.extendleft(reversed(chosen[keep:]))
+            futures.extendleft(reversed(waiting[keep:]))
+            chosen, waiting, lengths = chosen[:keep], waiting[:keep], lengths[:keep]
+            count = keep
+        assert self.queue_id is not None
+        self._batch += 1
+        packet = PutMessages(
+            self.queue_id, self._producer, self._batch, lengths, [PRIORITY_DEFAULT]
+        )
+        if self._special is not None:
+            special = [self._special.popleft() for _ in range(count)]
+            if not self._special:
+                self._special = None
+            fill_columns(packet, special)
+        return Batch(packet, [b"".join(chosen)], waiting)
+
+    def _send(self, batch: Batch) -> None:
+        link = self._client.link
+        assert link is not None
+        number = batch.packet.batch
+        # Name the latest batch in flight. While a queue changes its owner, the old owner may refuse
+        # that batch and the new one accept this one, which would reverse their order.
+        batch.packet.after = max((n for n in self._in_flight if n < number), default=None)
+        self._in_flight[number] = batch
+
+        def done(answer: Packet | TidegateError, body: memoryview) -> None:
+            del self._in_flight[number]
+            if isinstance(answer, TidegateError):
+                self._failed(batch, answer)
+            else:
+                self._take_answer(batch, answer)
+            if (self._payloads or self._resend) and not self._scheduled:
+                self._scheduled = True
+                self._loop.call_soon(self._flush)
+
+        batch.packet.queue_id = self.queue_id or batch.packet.queue_id
+        link.submit(self._request(batch), batch.bodies, done)
+
+    def _request(self, batch: Batch) -> Packet:
+        """Return the request that carries a batch."""
+        return batch.packet
+
+    def _take_answer(self, batch: Batch, answer: Packet) -> None:
+        """Pass the stored ids to the batch."""
+        assert isinstance(answer, PutMessageResponse)
+        batch.stored(answer.first_id, answer.ids)
+
+    def _failed(self, batch: Batch, error: TidegateError) -> None:
+        if isinstance(error, IoFailure):
+            batch.is_unknown = True
+        if isinstance(error, NotHome):
+            # The queue has become a logical queue. It has looked for the batch and does not have
+            # it.
+            batch.is_unknown = False
+            self.queue_id = self._logical_id = None
+            self._client.forget_queue_id(self.queue)
+        if isinstance(error, QueueNotExisting) and not batch.looked_up:
+            # The queue may have been deleted and created again: look its id up, once per batch.
+            batch.looked_up = True
+            if batch.packet.queue_id == self.queue_id:
+                self.queue_id = None
+                self._client.forget_queue_id(self.queue)
+            self._put_back(batch)
+            return
+        if batch.failing_since is None:
+            batch.failing_since = self._loop.time()
+        # A node that answers with errors gets as much time as a missing connection, and no more.
+        patience_s = self._loop.time() - batch.failing_since
+        if (
+            not isinstance(error, RetryLater)
+            or isinstance(error, LimitReached)
+            or patience_s > self._client.reconnect_s
+        ):
+            if batch.is_unknown and patience_s > self._client.reconnect_s:
+                error = IoFailure(f"{error}; whether the message is stored is not known")
+            batch.give_up(error)
+            self._client.forget_outbox(self, error)
+            return
+        self._try_later(batch)
+
+    def _try_later(self, batch: Batch) -> None:
+        """Send a batch again after a delay that grows with its attempts."""
+        self._put_back(batch)
+        batch.tries += 1
+        if self._client.link is not None and self._client.link.alive:
+            delay_s = min(0.02 * 2 ** min(batch.tries, 6), 1.0) * random.uniform(0.5, 1.0)
+            if not self._scheduled:
+                self._scheduled = True
+                self._loop.call_later(delay_s, self._flush)
+
+    def _put_back(self, batch: Batch) -> None:
+        """Insert a batch among those to resend, in the order of batch numbers."""
+        at = 0
+        while at < len(self._resend) and self._resend[at].packet.batch < batch.packet.batch:
+            at += 1
+        self._resend.insert(at, batch)
+
+    def fail(self, error: TidegateError) -> None:
+        """Fail all unconfirmed messages with `error`."""
+        for batch in (*self._in_flight.values(), *self._resend):
+            batch.give_up(error)
+        self._resend.clear()
+        for future in self._futures:
+            if not future.done():
+                future.set_exception(error)
+        self._payloads.clear()
+        self._futures.clear()
+        self._special = None
+
+    def _resolve(self) -> None:
+        """Look up the queue's id in a task, at most one at a time, then flush."""
+        if self._resolving:
+            return
+        self._resolving = True
+
+        async def resolve() -> None:
+            try:
+                self._found(await self._client.queue_id(self.queue))
+            except TidegateError as error:
+                # The request has been retried for `reconnect_s` already, and no other event would
+                # flush again.
+                self.fail(error)
+                self._client.forget_outbox(self, error)
+            finally:
+                self._resolving = False
+            if self.queue_id is not None:
+                self._flush()
+
+        self._client.spawn(resolve())
+
+
+def _by_bytes(payloads: list[bytes]) -> list[list[bytes]]:
+    """Split payloads into groups of at most `MANY_BYTES_MAX` bytes.
+
+    A larger payload is a group of its own.
+    """
+    if sum(map(len, payloads)) <= MANY_BYTES_MAX:
+        return [payloads]
+    pieces: list[list[bytes]] = [[]]
+    total = 0
+    for payload in payloads:
+        if pieces[-1] and total + len(payload) > MANY_BYTES_MAX:
+            pieces.append([])
+            total = 0
+        pieces[-1].append(payload)
+        total += len(payload)
+    return pieces

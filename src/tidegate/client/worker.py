@@ -1,185 +1,279 @@
-"""A handler: a function, the queue it serves, and the conversion of a message to its arguments.
+"""The runner of one worker: takes messages of a queue, calls the handler, and settles each message.
 
-The signature is read once, when the worker is declared, so that errors in it are raised there. The
-first parameter is the payload, decoded by its annotation, or bytes without one. A parameter that is
-annotated `Message` gets the message. A payload that cannot be decoded is rejected, since a retry
-would fail, too.
+Theory of operation. A `WorkerRunner` subscribes to one queue. It takes a message from the
+subscription only when one of its `concurrency` slots is free. So all messages that are not begun
+are still in the subscription, and `drain` can return them as never delivered. Each taken message is
+handled by a task of its own. The result of the handler settles the message:
+
+    returns              send a reply if one is asked for, then acknowledge
+    Reject               move to the dead letters
+    Retry(after=30)      deliver again in 30 seconds
+    another exception    deliver again, with the delay of the queue's policy
+    stopped at shutdown  deliver again at once
+
+The reply is stored before the request is acknowledged. So a crash may repeat a reply, and never
+loses one.
+
+Outages: when the subscription raises `RetryLater`, the runner subscribes again every second, for
+any length of time. It gives up on other errors, such as a deleted queue.
+
+Shutdown: `GracefulShutdown` is shared by all runners of an app.
+
+- asked: each runner stops taking, returns untouched messages, and waits for its running tasks.
+- over (after `drain_s`, or when asked twice): each runner cancels its running tasks and returns
+  their messages. After 2 s it ends in any case. Messages of tasks that ignore the cancellation
+  return with the subscription. Threads cannot be cancelled and end with the process.
+
+A runner that ends for any reason begins the shutdown of the others.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Any, get_type_hints
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
-from tidegate.client.checks import check_count
-from tidegate.client.message import Message
-from tidegate.client.options import check_text
-from tidegate.client.payloads import Decode, Undecodable, decoder_of
-from tidegate.client.threads import Threads
-from tidegate.client.verdict import Reject
-from tidegate.core.errors import InvalidValue
-from tidegate.core.model import QueuePolicy
-from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
+from tidegate.client import tracing
+from tidegate.client.closing import Closing
+from tidegate.client.engine import EngineClient, EngineMessage, EngineSubscription
+from tidegate.client.handling import Handling
+from tidegate.client.payloads import encoded
+from tidegate.client.steered_prefetch import OnStep, SteeredPrefetch
+from tidegate.client.verdict import Reject, Retry, error_text, said_by
+from tidegate.core.errors import RetryLater, TidegateError
+from tidegate.core.prefetch import PrefetchGoal
 
-CONCURRENCY_MAX = 10_000
-# One message waits for each running one. This hides the round trip to the node, and is too few to
-# hoard messages that other workers could handle.
-PREFETCH_PER_SLOT = 2
+log = logging.getLogger(__name__)
 
-# A fixed number, a goal to control it to, or a model of the consumer for controlling it.
-Prefetch = int | PrefetchGoal | PrefetchModel | None
+_OUTAGE_S = 1.0
+# How long cancelled handlers may take to clean up, in seconds.
+_CUT_OFF_S = 2.0
+CUT_OFF = "the worker was stopped before it had finished"
 
 
-class Worker:
-    """A function and its settings, as declared by `@app.worker(queue)`."""
+class Shift:
+    """Runs a handler for every message of one queue until it is asked to stop."""
 
     def __init__(
         self,
+        client: EngineClient,
         queue: str,
-        function: Callable[..., Any],
-        concurrency: int = 1,
-        prefetch: Prefetch = None,
-        policy: QueuePolicy | None = None,
+        call: Callable[[EngineMessage], Awaitable[object]],
+        closing: Closing,
+        *,
+        concurrency: int,
+        prefetch: int,
+        goal: PrefetchGoal | None = None,
+        on_step: OnStep | None = None,
     ) -> None:
-        check_text(queue)
-        if not queue:
-            raise InvalidValue("a worker's queue has a name that is not empty")
-        self.queue = queue
-        self.function = function
-        self.policy = policy
-        self.concurrency = checked_concurrency(concurrency)
-        # With a goal, this is the initial prefetch.
-        self.prefetch, self.goal = prefetch_and_goal(prefetch, concurrency)
-        self._is_async = _is_async(function)
-        self._arguments = _Arguments(function)
+        self._client = client
+        self._queue = queue
+        self._call = tracing.traced_handler(call)
+        self._closing = closing
+        self._concurrency = concurrency
+        self._prefetch = prefetch
+        self._running: set[asyncio.Task[None]] = set()
+        self._slot_freed = asyncio.Event()
+        self._in_outage = False
+        self._finished = False
+        self.subscribed = asyncio.Event()
+        # `None` during an outage. For `App.subscription` and the automatic prefetch.
+        self.subscription: EngineSubscription | None = None
+        # Set if the prefetch has a goal.
+        self._handling: Handling | None = None
+        self._steered: SteeredPrefetch | None = None
+        if goal is not None:
+            _tell_doubts(goal, queue, client.engine_name)
+            self._handling = Handling(concurrency, asyncio.get_running_loop().time)
+            self._steered = SteeredPrefetch(
+                queue,
+                goal,
+                start=prefetch,
+                handling=self._handling,
+                on_step=on_step,
+            )
 
-    def __repr__(self) -> str:
-        return f"<Worker {name_of(self.function)} of queue {self.queue!r}>"
-
-    async def call(self, message: Message, threads: Threads) -> object:
-        """Call the function with a message: an async one directly, another one in a thread."""
-        if self._is_async:
-            by_position, by_name = self._arguments.of(message)
-            return await self.function(*by_position, **by_name)
-
-        def call() -> object:
-            # Decode in the thread, too: the checks of a model may block.
-            by_position, by_name = self._arguments.of(message)
-            return self.function(*by_position, **by_name)
-
-        result = await threads.run(call)
-        # A function that is not async but returns an awaitable, such as a wrapper of an async
-        # function.
-        return await result if inspect.isawaitable(result) else result
-
-
-class _Arguments:
-    """Converts a message to the arguments of a function."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        name = name_of(function)
-        if _generates(function):
-            raise InvalidValue(f"{name} is a generator: a worker returns its result")
-        # By parameter: its name, or `None` if it is positional only; its decoder, or `None` for the
-        # message.
-        self._given: list[tuple[str | None, Decode | None]] = []
-        payload_seen = False
-        for parameter, wanted in _parameters(function, name):
-            by_name = None if parameter.kind is parameter.POSITIONAL_ONLY else parameter.name
-            if wanted is Message:
-                self._given.append((by_name, None))
-            elif not payload_seen:
-                payload_seen = True
+    async def run(self) -> None:
+        """Handle messages until the shutdown is asked for and all begun handlers have ended."""
+        try:
+            while not self._closing.asked.is_set():
                 try:
-                    self._given.append((by_name, decoder_of(wanted)))
-                except InvalidValue as failure:
-                    raise InvalidValue(f"{name} cannot take its payload: {failure}") from None
-            elif parameter.default is parameter.empty:
-                raise InvalidValue(
-                    f"{name} takes more than a worker is given: {parameter.name!r} is neither the "
-                    "payload, which comes first, nor annotated tidegate.Message"
-                )
-        if not self._given:
-            raise InvalidValue(f"{name} takes nothing: a worker takes a payload, or a message")
+                    await self._work()
+                except RetryLater as outage:
+                    self._tell_outage(outage)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._closing.asked.wait(), _OUTAGE_S)
+        finally:
+            # A runner that cannot continue ends the other runners of the app, in an orderly way.
+            self._closing.begin()
+            await self._finish()
 
-    def of(self, message: Message) -> tuple[list[Any], dict[str, Any]]:
-        """Return the positional arguments and the keyword arguments."""
-        by_position: list[Any] = []
-        by_name: dict[str, Any] = {}
-        for name, decode in self._given:
-            try:
-                value = message if decode is None else decode(message.payload)
-            except Undecodable as failure:
-                raise Reject(str(failure)) from failure.__cause__
-            if name is None:
-                by_position.append(value)
+    def _tell_outage(self, outage: RetryLater) -> None:
+        if not self._in_outage:
+            self._in_outage = True
+            extra = {"queue": self._queue, "reason": str(outage)}
+            log.warning("no messages until the connection is back", extra=extra)
+
+    async def _work(self) -> None:
+        if self._steered is not None:
+            # After an outage, start with the prefetch that the loop had reached.
+            self._prefetch = self._steered.steering.tick()
+        subscription = self._client.subscribe(self._queue, prefetch=self._prefetch)
+        async with subscription:
+            self.subscription = subscription
+            self.subscribed.set()
+            self._in_outage = False
+            log.info(
+                "working",
+                extra={
+                    "queue": self._queue,
+                    "concurrency": self._concurrency,
+                    "prefetch": self._prefetch,
+                },
+            )
+            async with (
+                _cancelled_at_the_end(self._steer(subscription)),
+                _cancelled_at_the_end(self._take(subscription)) as taking,
+            ):
+                await _first_of(taking, self._closing.asked)
+            if self._closing.asked.is_set():
+                await subscription.drain()
+                await self._finish()
             else:
-                by_name[name] = value
-        return by_position, by_name
+                await taking  # it failed: raise its error
+
+    async def _steer(self, subscription: EngineSubscription) -> None:
+        if self._steered is None:
+            return
+        try:
+            await self._steered.run(subscription)
+        except Exception:
+            # A failed prefetch loop must not stop the handling of messages.
+            log.exception("the prefetch stays as it is", extra={"queue": self._queue})
+
+    async def _take(self, subscription: EngineSubscription) -> None:
+        stream = aiter(subscription)
+        while True:
+            while len(self._running) >= self._concurrency:
+                self._slot_freed.clear()
+                await self._slot_freed.wait()
+            # A cancellation here loses no message. There is no await between here and the new task.
+            message = await anext(stream)
+            task = asyncio.get_running_loop().create_task(self._handle(message))
+            self._running.add(task)
+            if self._handling is not None:
+                self._handling.began()
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._slot_freed.set()
+        if self._handling is not None:
+            self._handling.ended()
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            log.error("a message was not settled", exc_info=failure, extra={"queue": self._queue})
+
+    async def _finish(self) -> None:
+        """Wait for running handlers; cancel them when the shutdown is over."""
+        if not self._running or self._finished:
+            return
+        ended = asyncio.ensure_future(asyncio.wait(set(self._running)))
+        await _first_of(ended, self._closing.over)
+        self._finished = True
+        if not self._running:
+            return
+        log.warning(
+            "stopped before everything had finished: the rest goes back",
+            extra={"queue": self._queue, "messages": len(self._running)},
+        )
+        self._closing.has_cut_off = True
+        for task in self._running:
+            task.cancel()
+        # A handler that ignores the cancellation loses its message when the subscription closes.
+        await asyncio.wait({ended}, timeout=_CUT_OFF_S)
+
+    # Handling one message
+
+    async def _handle(self, message: EngineMessage) -> None:
+        try:
+            settle = await self._outcome(message)
+        except asyncio.CancelledError as cancelled:
+            if self._closing.over.is_set():
+                # The handler did not fail. Deliver the message at once to another worker.
+                settle = message.nack(delay=0.0, error=CUT_OFF)
+            else:
+                settle = message.nack(error=error_text(cancelled))
+        if settle is None:
+            message.ack()
+            return
+        try:
+            await settle
+        except TidegateError as lost:
+            # Its connection or lease is lost, so the message comes again anyway.
+            log.info(
+                "a message had gone back already",
+                extra={**self._about(message), "reason": str(lost)},
+            )
+
+    async def _outcome(self, message: EngineMessage) -> Awaitable[None] | None:
+        """Call the handler; return how to return the message, or `None` to acknowledge it."""
+        try:
+            result = await self._call(message)
+            if result is not None and message.context is not None:
+                # Reply before the acknowledgement: a reply may come twice, but must not get lost.
+                answer = encoded(result)
+                await self._client.reply(message, answer.payload, content_type=answer.content_type)
+        except Reject as hopeless:
+            self._tell("a message was rejected", message, hopeless)
+            return message.reject(error=said_by(hopeless) or None)
+        except Retry as again:
+            self._tell("a message is to be tried again", message, again)
+            return message.nack(delay=again.after, error=said_by(again) or None)
+        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            # Some libraries raise panics that are no `Exception`. Return the message for them, too;
+            # otherwise it would be held for ever.
+            self._tell("a message failed", message, error, traceback=True)
+            return message.nack(error=error_text(error))
+        return None
+
+    def _about(self, message: EngineMessage) -> dict[str, Any]:
+        return {
+            "queue": self._queue,
+            "message_id": message.message_id,
+            "delivery_count": message.delivery_count,
+        }
+
+    def _tell(
+        self, event: str, message: EngineMessage, error: BaseException, *, traceback: bool = False
+    ) -> None:
+        extra = self._about(message) | {"reason": error_text(error)}
+        log.warning(event, exc_info=error if traceback else None, extra=extra)
 
 
-def _parameters(function: Callable[..., Any], name: str) -> list[tuple[inspect.Parameter, Any]]:
-    """Return the parameters of a function with their annotations, which default to bytes."""
-    annotated = function if hasattr(function, "__annotations__") else type(function).__call__
+def _tell_doubts(goal: PrefetchGoal, queue: str, engine: str) -> None:
+    """Log a warning if the goal's model was measured on another queue or engine."""
+    doubts = "" if goal.model is None else goal.model.doubts(queue, engine)
+    if doubts:
+        log.warning("a model of something else", extra={"queue": queue, "reason": doubts})
+
+
+async def _first_of(task: asyncio.Future[Any], event: asyncio.Event) -> None:
+    """Wait until a task has ended or an event is set."""
+    async with _cancelled_at_the_end(event.wait()) as coming:
+        await asyncio.wait({task, coming}, return_when=asyncio.FIRST_COMPLETED)
+
+
+@contextlib.asynccontextmanager
+async def _cancelled_at_the_end(work: Any) -> AsyncIterator[asyncio.Task[Any]]:
+    task = asyncio.get_running_loop().create_task(work)
     try:
-        hints = get_type_hints(inspect.unwrap(annotated), include_extras=True)
-    except NameError as failure:
-        raise InvalidValue(
-            f"an annotation of {name} cannot be looked up ({failure}): define or import it in the "
-            "module, outside functions and `if TYPE_CHECKING`"
-        ) from None
-    return [
-        (parameter, hints.get(parameter.name, bytes))
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004
-    )
-
-
-def _generates(function: Callable[..., Any]) -> bool:
-    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", None) or repr(function)
-
-
-def checked_concurrency(concurrency: object) -> int:
-    if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
-        raise InvalidValue(
-            f"concurrency is a whole number from 1 to {CONCURRENCY_MAX}, not {concurrency!r}"
-        )
-    return concurrency
-
-
-def checked_prefetch(prefetch: int | None, concurrency: int) -> int:
-    """Return the prefetch, which defaults to a multiple of the concurrency.
-
-    A prefetch below the concurrency raises `InvalidValue`, since it would limit the concurrency.
-    """
-    if prefetch is None:
-        return PREFETCH_PER_SLOT * concurrency
-    check_count("prefetch", prefetch)
-    if prefetch < concurrency:
-        raise InvalidValue(
-            f"a prefetch of {prefetch} keeps a concurrency of {concurrency} from ever being "
-            "reached: raise it, or leave it out"
-        )
-    return prefetch
-
-
-def prefetch_and_goal(prefetch: Prefetch, concurrency: int) -> tuple[int, PrefetchGoal | None]:
-    """Return the initial prefetch, and its goal; `None` means that it stays fixed."""
-    if isinstance(prefetch, PrefetchModel):
-        prefetch = PrefetchGoal(model=prefetch)
-    if not isinstance(prefetch, PrefetchGoal):
-        return checked_prefetch(prefetch, concurrency), None
-    prefetch.check()
-    start = checked_prefetch(None, concurrency) if prefetch.manual is None else prefetch.manual
-    return min(max(start, prefetch.low), prefetch.high), prefetch
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # mark the exception as seen, so that asyncio does not log it

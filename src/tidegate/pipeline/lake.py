@@ -1,122 +1,264 @@
-"""The lake as Spark frames: usable rows of usable files.
+"""Which files of the lake a run reads, and which it leaves out, by reason.
 
-    surveys = survey(place, kinds, since, until)
-    lake = read_lake(spark, place, surveys, since, until, now)
-    lake.frames["queue_samples"].transform(…)
-
-Theory of operation
-
-The lake is a folder of Parquet files, one subfolder per row kind, date and hour. Nodes append files
-to it; a compaction replaces the files of an hour by one. Reading takes two steps, and each removes
-what cannot be used and counts it by reason. No step fails because of a bad file or a bad row.
-
-1. `survey` works on files. It lists the files whose hour can hold rows of the requested time, and
-   reads the footer of each. It drops files that are damaged, of another kind or version, copies, or
-   replaced by a compacted file. It needs no Spark.
-2. `read_lake` works on rows. It drops rows that cannot be true, for example with a negative count
-   or a time in the future, and counts them by reason (`vetting`). Up to two million rows, Arrow
-   counts them before Spark reads anything (`small_vetting`): Spark would take longer to prepare.
-   Both use the same rules in the same order.
-
-If a kind has no bad row, `read_lake` filters its frame by time only. Spark then reads only the
-columns that a job uses.
-
-A location that is not a folder raises `LakeMissing`. A file system that does not answer raises
-`LakeUnreachable`.
+The footer of each file holds its kind, version, file id, and the ids of the files it replaces.
+Threads read the footers before Spark opens any file. A file that is damaged or of another version
+is left out and counted; the run continues with the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
 
-from tidegate.core.errors import Notice
-from tidegate.pipeline.schema import spark_schema
-from tidegate.pipeline.small_vetting import is_small, tally_small
-from tidegate.pipeline.survey import Place, Survey
-from tidegate.pipeline.vetting import OUT_OF_RANGE, Tally, fault, in_range, tally
-from tidegate.telemetry.knowledge import Reading
+from tidegate.core.errors import TidegateError
+from tidegate.core.secrecy import without_secrets
+from tidegate.telemetry import lake
+from tidegate.telemetry.lake import Standing, located, standings
+from tidegate.telemetry.retention import HOUR_S
+from tidegate.telemetry.schemas import FILE_KEY, KIND_KEY, REPLACES_KEY, VERSION_KEY, Kind
+
+_THREADS = 8
+# Rows are written after they were measured, and the folder is that of the hour of writing.
+LATE = timedelta(hours=1)
+_AN_HOUR = timedelta(hours=1)
+
+UNREADABLE = "cut or not Parquet"
+NOT_PARTITIONED = "not in a folder of date and hour"
+OTHER_KIND = "of another kind"
+OTHER_VERSION = "of another version"
+OTHER_COLUMNS = "with other columns"
+DUPLICATE = "a copy of another"
+REPLACED = "compacted into another"
+_LEFT_OUT = {Standing.COPY: DUPLICATE, Standing.REPLACED: REPLACED}
 
 
-class LakeEmpty(Notice):
-    """The lake has no usable rows of the requested time."""
+class LakeMissing(TidegateError):
+    """The location of the lake holds no folder."""
 
-    name = "LAKE_EMPTY"
+    name = "LAKE_MISSING"
+
+
+class LakeUnreachable(TidegateError):
+    """The file system of the lake did not answer, or the location is not valid."""
+
+    name = "LAKE_UNREACHABLE"
 
 
 @dataclass(frozen=True)
-class LakeFrames:
-    """The frames that jobs read, by kind, and what was left out of them."""
+class Place:
+    """A folder on any file system that pyarrow supports."""
 
-    frames: Mapping[str, DataFrame]
-    reading: Mapping[str, Reading]
-    # The times of the first and of the last usable row. Without any, the requested time.
-    first: datetime
-    last: datetime
+    files: pa.fs.FileSystem
+    path: str
+    # The URI scheme by which Spark addresses this file system, with `://`.
+    prefix: str
+
+    @staticmethod
+    def of(location: str) -> Place:
+        """Return the folder at `location`, a path or a URI such as `s3://bucket/lake`.
+
+        Raise `LakeUnreachable` if the location is not valid or its file system cannot be opened.
+        """
+        scheme = location.partition("://")[0] if "://" in location else "file"
+        try:
+            files, path = located(location)
+        except pa.ArrowInvalid as error:
+            raise LakeUnreachable(
+                f"{without_secrets(location)} is not a place that can be read "
+                f"({without_secrets(_first_line(error))}): name a folder, or an address such as "
+                "s3://bucket/lake, with --lake"
+            ) from error
+        except OSError as error:
+            raise _unreachable(location, error) from error
+        # Hadoop names the same file system s3a.
+        return Place(files, path.rstrip("/"), "s3a://" if scheme == "s3" else f"{scheme}://")
+
+    @property
+    def name(self) -> str:
+        """The location as users write it."""
+        return self.for_spark(self.path).replace("s3a://", "s3://", 1)
+
+    def for_spark(self, path: str) -> str:
+        """Return the URI by which Spark opens `path`."""
+        return self.prefix + path
 
 
-def read_lake(
-    spark: SparkSession,
-    place: Place,
-    surveys: Mapping[str, Survey],
-    since: datetime,
-    until: datetime,
-    now: datetime,
-) -> LakeFrames:
-    """Return the usable rows from `since` up to, but not including, `until`.
+@dataclass
+class Survey:
+    """The files of one kind that a run reads, and how many it leaves out by reason."""
 
-    `surveys` is the result of `survey`. A file whose rows turn out to be unreadable is removed from
-    its survey. Rows later than `now` plus five minutes are left out as lying in the future. A kind
-    without rows becomes an empty frame with its schema.
+    kind: Kind
+    paths: list[str] = field(default_factory=list)
+    rows: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class Footer:
+    """The contents of a file's footer."""
+
+    path: str
+    rows: int
+    file_id: str
+    replaces: frozenset[str]
+    # The times of the first and last row; `None` if the file has no statistics.
+    first_s: float | None = None
+    last_s: float | None = None
+    # Why the file cannot be used; empty if it can.
+    fault: str = ""
+
+
+def survey(
+    place: Place, kinds: Iterable[Kind], since: datetime, until: datetime
+) -> dict[str, Survey]:
+    """Return, for each kind, the files that may hold rows between two times.
+
+    Raise `LakeMissing` or `LakeUnreachable` if the lake cannot be read.
     """
-    is_looked_through = is_small(surveys.values())
-    counts = tally_small(place, surveys.values(), since, until, now) if is_looked_through else {}
-    # Open the files only after the count: it removes unreadable files from the surveys.
-    raw = {found.kind: _opened(spark, place, found) for found in surveys.values() if found.paths}
-    if not is_looked_through:
-        counts = tally(raw, since, until, now)
-    frames: dict[str, DataFrame] = {}
-    reading: dict[str, Reading] = {}
-    for name, found in surveys.items():
-        counted = counts.get(name, {})
-        left_out = {
-            str(reason): seen.rows
-            for reason, seen in counted.items()
-            if reason not in (None, OUT_OF_RANGE)
-        }
-        reading[name] = Reading(
-            files=len(found.paths),
-            rows=counted.get(None, Tally()).rows,
-            files_left_out=dict(found.left_out),
-            rows_left_out=left_out,
+    check_there(place)
+    return {kind.name: _survey_of(place, kind, since, until) for kind in kinds}
+
+
+def check_there(place: Place) -> None:
+    """Raise `LakeMissing` or `LakeUnreachable` unless `place` is an existing folder."""
+    try:
+        found = place.files.get_file_info(place.path).type
+    except (pa.ArrowException, OSError) as error:
+        raise _unreachable(place.name, error) from error
+    if found != pa.fs.FileType.Directory:
+        raise LakeMissing(
+            f"there is no lake at {place.path}: nodes write one while telemetry is enabled; "
+            "name another with --lake"
         )
-        schema = spark_schema(found.kind)
-        if not reading[name].rows:
-            frames[name] = spark.createDataFrame([], schema)
-            continue
-        frame = raw[found.kind]
-        usable = (
-            fault(found.kind, since, until, now).isNull() if left_out else in_range(since, until)
-        )
-        frames[name] = frame.filter(usable).select(*schema.names)
-    good = [counted[None] for counted in counts.values() if None in counted]
-    if not good:
-        return LakeFrames(frames, reading, since, until)
-    first_s, last_s = min(seen.first_s for seen in good), max(seen.last_s for seen in good)
-    return LakeFrames(
-        frames, reading, datetime.fromtimestamp(first_s, UTC), datetime.fromtimestamp(last_s, UTC)
+
+
+def _unreachable(location: str, error: Exception) -> LakeUnreachable:
+    return LakeUnreachable(
+        f"the lake at {without_secrets(location)} cannot be reached "
+        f"({without_secrets(_first_line(error))}): check its name, its credentials and the "
+        "network, or name another with --lake"
     )
 
 
-def _opened(spark: SparkSession, place: Place, found: Survey) -> DataFrame:
-    """Return the rows of one kind, with the columns `date` and `hour` of their folders."""
-    return (
-        spark.read.schema(spark_schema(found.kind))
-        .option("basePath", place.for_spark(f"{place.path}/{found.kind.name}"))
-        # The paths are names, even if they contain characters of a glob pattern.
-        .option("__globPaths__", "false")
-        .parquet(*(place.for_spark(path) for path in found.paths))
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _survey_of(place: Place, kind: Kind, since: datetime, until: datetime) -> Survey:
+    found = Survey(kind)
+    paths = []
+    for path in list_files(place, kind):
+        hour = hour_of(path)
+        if hour is None:
+            found.left_out[NOT_PARTITIONED] += 1
+        elif not ended_before(path, since.timestamp()) and hour <= until + LATE:
+            paths.append(path)
+    with ThreadPoolExecutor(_THREADS, "footers") as threads:
+        footers = list(threads.map(lambda path: read_footer(place, kind, path), paths))
+    found.left_out.update(footer.fault for footer in footers if footer.fault)
+    sound = [footer for footer in footers if not footer.fault]
+    claims = [(footer.file_id, footer.replaces) for footer in sound]
+    for footer, standing in zip(sound, standings(claims), strict=True):
+        if standing is Standing.COUNTS:
+            found.paths.append(footer.path)
+            found.rows += footer.rows
+        else:
+            found.left_out[_LEFT_OUT[standing]] += 1
+    return found
+
+
+def list_files(place: Place, kind: Kind) -> Sequence[str]:
+    """Return the paths of all Parquet files of a kind, sorted."""
+    folder = f"{place.path}/{kind.name}"
+    selector = pa.fs.FileSelector(folder, recursive=True, allow_not_found=True)
+    return sorted(
+        info.path
+        for info in place.files.get_file_info(selector)
+        if info.type == pa.fs.FileType.File
+        and info.path.endswith(".parquet")
+        # Files and folders that begin with `_` or `.` are being written; Spark skips them too.
+        and not any(part[0] in "_." for part in info.path[len(folder) + 1 :].split("/"))
     )
+
+
+def ended_before(path: str, since_s: float | None) -> bool:
+    """Return whether a file's folder can hold only rows older than `since_s`, even late ones."""
+    hour = hour_of(path)
+    if hour is None or since_s is None:
+        return False
+    return (hour + _AN_HOUR + LATE).timestamp() <= since_s
+
+
+def hour_of(path: str) -> datetime | None:
+    """Return the hour of the folder that holds a file, or `None` if it lies in no such folder."""
+    hour = lake.hour_of(path)
+    return None if hour is None else datetime.fromtimestamp(hour * HOUR_S, UTC)
+
+
+def read_footer(place: Place, kind: Kind, path: str) -> Footer:
+    """Return the contents of a file's footer; `fault` says why the file is unusable."""
+    try:
+        metadata = pq.read_metadata(path, filesystem=place.files)
+        columns = metadata.schema.to_arrow_schema()
+        says = metadata.metadata or {}
+        replaces = frozenset(map(str, json.loads(says.get(REPLACES_KEY, b"[]"))))
+    except (pa.ArrowException, OSError, ValueError, TypeError):
+        return Footer(path, 0, "", frozenset(), fault=UNREADABLE)
+    fault = ""
+    if says.get(KIND_KEY) != kind.name.encode():
+        fault = OTHER_KIND
+    elif says.get(VERSION_KEY) != str(kind.version).encode():
+        fault = OTHER_VERSION
+    elif not _has_columns(columns, kind.columns):
+        fault = OTHER_COLUMNS
+    # A file without an id is equal only to itself.
+    file_id = says.get(FILE_KEY, path.encode()).decode(errors="replace")
+    first_s, last_s = (None, None) if fault else _range_s(metadata)
+    return Footer(path, metadata.num_rows, file_id, replaces, first_s, last_s, fault)
+
+
+def _range_s(metadata: Any) -> tuple[float | None, float | None]:
+    """Return the times of the first and last row, from the statistics of column `at`."""
+    names = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    statistics = [group.column(names.index("at")).statistics for group in groups]
+    if not statistics or not all(each and each.has_min_max for each in statistics):
+        return None, None
+    # Use the raw microseconds: the times of a clock that is far off exceed Python's `datetime`.
+    first_us = min(each.min_raw for each in statistics)
+    last_us = max(each.max_raw for each in statistics)
+    return first_us / 1e6, last_us / 1e6
+
+
+def _has_columns(found: pa.Schema, wanted: pa.Schema) -> bool:
+    """Return whether all wanted columns are there; additional columns are allowed."""
+    return all(
+        found.get_field_index(field.name) >= 0
+        and _plain(found.field(field.name).type) == _plain(field.type)
+        for field in wanted
+    )
+
+
+def _plain(arrow_type: pa.DataType) -> pa.DataType:
+    """Return the type without details that Parquet may drop.
+
+    Such details are dictionary encoding, and the names and nullability inside lists.
+    """
+    if pa.types.is_dictionary(arrow_type):
+        return arrow_type.value_type
+    if pa.types.is_list(arrow_type):
+        return pa.list_(_plain(arrow_type.value_type))
+    if pa.types.is_map(arrow_type):
+        return pa.map_(_plain(arrow_type.key_type), _plain(arrow_type.item_type))
+    if pa.types.is_struct(arrow_type):
+        return pa.struct([(part.name, _plain(part.type)) for part in arrow_type])
+    return arrow_type

@@ -1,175 +1,179 @@
-"""Message groups: one message of a group is out at a time, in order of their ids.
+"""The group gate: lets messages of groups out one at a time, for each receiver of a queue.
 
-A message is out from when it enters its lane until it is done. While it is leased, returned or put
-off, no other message of its group comes out. Later ones are kept aside here. They block no other
-message, and `Queue.take` needs to know nothing of groups: every message in a lane may be taken.
-
-From a frozen group, which is about to move to another queue, no more messages come out.
-
-Part of the queue may be in the store only. A message whose group may have an older message there is
-kept aside too, until everything up to it is in memory. The horizon is the id below which that is
-so.
+A message that is out is in a lane or leased. A message that is kept aside still counts for its
+lane. `MessageGroups` has the rules for the groups of one receiver.
 """
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from tidegate.core.segment import Segment
+from tidegate.core.replication import home_index
+from tidegate.queueing.expiry import Expiry
+from tidegate.queueing.groups import Groups, group_of
+from tidegate.queueing.lane import NO_ID, Lane
+from tidegate.queueing.lanes import Lanes
 from tidegate.queueing.lifecycle import State
-from tidegate.queueing.row import Row
+from tidegate.queueing.receiver import ANYONE, receiver_of
 from tidegate.queueing.span import Span
+from tidegate.queueing.tails import Tails
 
 
-def group_of(segment: Segment, offset: int) -> str | None:
-    attributes = segment.attributes
-    mine = None if attributes is None else attributes[offset]
-    return None if mine is None else mine.group
+class Turnstile:
+    """The messages that wait for an earlier one of their group."""
 
+    __slots__ = ("_frozen_homes", "_lanes", "_tails", "_until", "by_receiver", "freed")
 
-def has_groups(segment: Segment) -> bool:
-    attributes = segment.attributes
-    return attributes is not None and any(
-        mine is not None and mine.group is not None for mine in attributes
-    )
+    def __init__(self, lanes: Lanes, tails: Tails) -> None:
+        self._lanes = lanes
+        self._tails = tails
+        # Receiver (or ANYONE) -> groups. The same name is a different group for another receiver.
+        self.by_receiver: dict[int, Groups] = {}
+        # Assignment slots whose messages are about to move: none of them may be delivered before.
+        self._frozen_homes: set[int] = set()
+        # Only messages below this id come out: earlier ones are being transferred here.
+        self._until = NO_ID
+        # Whether a group has let a message out since the caller last reset this.
+        self.freed = False
 
+    # Entering
 
-class Groups:
-    """The groups of one receiver. All spans here are of one message."""
+    def in_turn(self, receiver: int, span: Span) -> Iterator[Span]:
+        """Yield runs of messages of `span` that need not wait for others of their group.
 
-    __slots__ = ("_beyond", "_is_frozen", "_out", "_waiting")
+        The others are kept aside.
+        """
+        segment = span.segment
+        low = span.low
+        for offset in range(span.low, span.high):
+            group = group_of(segment, offset)
+            if group is None:
+                continue
+            if self._is_out(receiver, group, Span(segment, offset, offset + 1, State.READY)):
+                continue
+            if low < offset:
+                yield Span(segment, low, offset, span.state)
+            low = offset + 1
+        if low == span.low:
+            yield span
+        elif low < span.high:
+            yield Span(segment, low, span.high, span.state)
 
-    def __init__(self, is_frozen: Callable[[str], bool] = lambda group: False) -> None:
-        self._is_frozen = is_frozen
-        # Group -> the message that is out: its segment and its offset there.
-        self._out: dict[str, tuple[Segment, int]] = {}
-        self._waiting: dict[str, Row] = {}
-        # Groups with none out, since their first message is beyond the horizon: a heap by its id.
-        # Outdated entries are skipped.
-        self._beyond: list[tuple[int, str]] = []
-
-    @property
-    def has_any_out(self) -> bool:
-        return bool(self._out)
-
-    def newer_out(self, group: str, first_id: int) -> Span | None:
-        """Return the message of the group that is out if its id is above `first_id`, else None."""
-        out = self._out.get(group)
-        if out is None or out[0].first_id + out[1] <= first_id:
-            return None
-        return Span(out[0], out[1], out[1] + 1, State.READY)
-
-    def enter(self, group: str, span: Span, horizon: int) -> bool:
-        """Add a new or returned message; return whether it is out. Otherwise it waits here."""
-        first_id = span.first_id
-        out = self._out.get(group)
-        if out is not None:
-            if out[0].first_id + out[1] == first_id:
-                return True
-            self._wait(group, span)
-            return False
-        waiting = self._waiting.get(group)
-        is_first = waiting is None or first_id < waiting[0].first_id
-        if is_first and first_id < horizon and not self._is_frozen(group):
-            self._out[group] = (span.segment, span.low)
+    def _is_out(self, receiver: int, group: str, span: Span) -> bool:
+        """Return whether the message is out; if not, keep it aside."""
+        groups = self.by_receiver.get(receiver)
+        if groups is None:
+            # Only unaddressed messages can be frozen: no other client takes addressed ones.
+            is_anyones = receiver == ANYONE
+            groups = Groups(self._is_frozen) if is_anyones else Groups()
+            self.by_receiver[receiver] = groups
+        newer = groups.newer_out(group, span.first_id)
+        # An older message came late. If no client has had the newer one yet, that steps back.
+        stands_back = (
+            newer is not None
+            and not newer.segment.was_attempted(newer.low)
+            and self._lanes.withdraw(receiver, newer)
+        )
+        if stands_back:
+            self._lanes.hold(receiver, groups.step_back(group), 1)
+        horizon = self.horizon(receiver)
+        if groups.enter(group, span, horizon):
             return True
-        self._wait(group, span)
-        if is_first:
-            heapq.heappush(self._beyond, (first_id, group))
+        self._lanes.hold(receiver, span, 1)
+        if stands_back:
+            # For a still older message that arrived while the newer one was leased.
+            following = groups.next_out(group, horizon)
+            if following is not None:
+                self._let_out(receiver, following)
         return False
 
-    def _wait(self, group: str, span: Span) -> None:
-        waiting = self._waiting.get(group)
-        if waiting is None:
-            waiting = self._waiting[group] = deque()
-        if not waiting or waiting[-1].first_id < span.first_id:
-            # Not merged with adjacent messages, since they leave one by one.
-            waiting.append(span)
-        else:
-            at = bisect(waiting, span.first_id, key=lambda other: other.first_id)
-            waiting.insert(at, span)
+    # Leaving
 
-    def step_back(self, group: str) -> Span:
-        """Make the message that is out, and not leased, wait behind a late, older one."""
-        segment, offset = self._out.pop(group)
-        span = Span(segment, offset, offset + 1, State.READY)
-        self._wait(group, span)
-        return span
+    def _let_out(self, receiver: int, span: Span) -> None:
+        self._lanes.hold(receiver, span, -1)
+        self._lanes.insert(receiver, span)
+        self.freed = True
 
-    def leave(self, group: str, first_id: int, horizon: int) -> Span | None:
-        """Note that a message is done; return the next one of its group, which is out now."""
-        out = self._out.get(group)
-        if out is None or out[0].first_id + out[1] != first_id:
-            return None
-        del self._out[group]
-        return self.next_out(group, horizon)
+    def leave(self, span: Span) -> None:
+        """Note that messages are done, and let out the next ones of their groups."""
+        segment = span.segment
+        for offset in range(span.low, span.high):
+            group = group_of(segment, offset)
+            if group is None:
+                continue
+            receiver = receiver_of(segment, offset)
+            groups = self.by_receiver.get(receiver)
+            if groups is not None:
+                message_id = segment.first_id + offset
+                following = groups.leave(group, message_id, self.horizon(receiver))
+                if following is not None:
+                    self._let_out(receiver, following)
 
-    def next_out(self, group: str, horizon: int) -> Span | None:
-        """Let the first waiting message of the group out and return it; None if there is none."""
-        waiting = self._waiting.get(group)
-        if waiting is None or self._is_frozen(group):
-            return None
-        span = waiting[0]
-        if span.first_id >= horizon:
-            heapq.heappush(self._beyond, (span.first_id, group))
-            return None
-        self._remove(group, waiting, span)
-        self._out[group] = (span.segment, span.low)
-        return span
+    def horizon(self, receiver: int) -> int:
+        """Return the id below which all messages of the receiver's groups are in memory."""
+        return min(self._tails.groups_begin(receiver), self._until)
 
-    def _remove(self, group: str, waiting: Row, span: Span) -> None:
-        waiting.remove(span)
-        if not waiting:
-            del self._waiting[group]
+    def reach(self) -> None:
+        """Let out messages after the horizon has moved."""
+        for receiver, groups in self.by_receiver.items():
+            for span in groups.reach(self.horizon(receiver)):
+                self._let_out(receiver, span)
 
-    def reach(self, horizon: int) -> Iterator[Span]:
-        """Yield the messages that a higher horizon lets out."""
-        while self._beyond and self._beyond[0][0] < horizon:
-            _, group = heapq.heappop(self._beyond)
-            if group not in self._out:
-                span = self.next_out(group, horizon)
-                if span is not None:
-                    yield span
+    def hold_from(self, from_id: int) -> None:
+        """Hold messages of groups back from `from_id` on, until the next call."""
+        self._until = from_id
+        self.reach()
 
-    # Freezing
+    def freeze(self, homes: set[int]) -> None:
+        """Hold back messages of groups whose assignment slot is among `homes`."""
+        if homes == self._frozen_homes:
+            return
+        self._frozen_homes = homes
+        groups = self.by_receiver.get(ANYONE)
+        if groups is None:
+            return
+        for group, span in groups.frozen_out():
+            if self._lanes.withdraw(ANYONE, span):
+                self._lanes.hold(ANYONE, groups.step_back(group), 1)
+        for span in groups.thawed(self.horizon(ANYONE)):
+            self._let_out(ANYONE, span)
 
-    def frozen_out(self) -> list[tuple[str, Span]]:
-        """Return the messages of frozen groups that are out."""
-        return [
-            (group, Span(segment, offset, offset + 1, State.READY))
-            for group, (segment, offset) in self._out.items()
-            if self._is_frozen(group)
-        ]
-
-    def thawed(self, horizon: int) -> Iterator[Span]:
-        """Yield the messages that come out after other groups were frozen than before."""
-        for group in [group for group in self._waiting if group not in self._out]:
-            span = self.next_out(group, horizon)
-            if span is not None:
-                yield span
+    def _is_frozen(self, group: str) -> bool:
+        return bool(self._frozen_homes) and home_index(group) in self._frozen_homes
 
     # Waiting messages
 
-    def remove(self, span: Span) -> None:
-        """Remove a message that waits here."""
-        group = group_of(span.segment, span.low)
-        assert group is not None
-        self._remove(group, self._waiting[group], span)
+    def waiting(self, receiver: int) -> list[Span]:
+        """Return the messages that are kept aside, in no order."""
+        return list(self.by_receiver.get(receiver, ()))
 
-    def __iter__(self) -> Iterator[Span]:
-        return (span for waiting in self._waiting.values() for span in waiting)
+    def remove(self, receiver: int, span: Span) -> None:
+        """Remove a message that is kept aside."""
+        self.by_receiver[receiver].remove(span)
+        self._lanes.hold(receiver, span, -1)
 
-    @property
-    def oldest(self) -> Span | None:
-        firsts = (waiting[0] for waiting in self._waiting.values())
-        return min(firsts, key=lambda span: span.first_id, default=None)
+    def take_expired(self, expiry: Expiry, now: float) -> Iterator[Span]:
+        """Take the expired ones of the messages that are kept aside."""
+        for receiver in self.by_receiver:
+            for span in self.waiting(receiver):
+                if expiry.ranges(span, now):
+                    self.remove(receiver, span)
+                    yield span
 
-    def clear(self) -> list[Span]:
-        """Remove and return all waiting messages."""
-        waiting = list(self)
-        self._waiting.clear()
-        self._beyond.clear()
-        return waiting
+    def take_all(self) -> list[Span]:
+        taken: list[Span] = []
+        for receiver, groups in self.by_receiver.items():
+            for span in groups.clear():
+                self._lanes.hold(receiver, span, -1)
+                taken.append(span)
+        return taken
+
+    def is_crowded(self, lane: Lane, held_bytes_max: int) -> bool:
+        """Return whether a lane's head holds nothing but messages that wait for their groups.
+
+        `held_bytes_max` is how many bytes of them are enough. Reading more of the tail would only
+        add to them, until a message that is out is done.
+        """
+        if lane.count or lane.held_bytes < held_bytes_max or not lane.held_bytes:
+            return False
+        return self.by_receiver[ANYONE].has_any_out
