@@ -116,5 +116,5 @@ $(VENV)/installed-all: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 # Some thirty Sparks start in the tests; each takes half as long. A Java that cannot do it is no harm.
 $(VENV)/spark-classes: $(VENV)/installed-all
-	@$(BIN)/python -m tidegate.pipeline.write_class_archive || true
+	@$(BIN)/python scripts/spark_classes.py || true
 	@touch $@

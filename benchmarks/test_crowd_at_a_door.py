@@ -10,7 +10,7 @@ import pytest
 from crowded_door import crowd_at, door_before_a_shop
 from figures import Figure
 
-from tidegate.core.hosting import Engine
+from tidegate.core.services import Engine
 
 IDLE, SLOW = 4000, 1000
 # The crowd comes and goes so often. Of the rounds with it and those without, the medians count:

@@ -8,11 +8,11 @@ import time
 import pytest
 from figures import Figure
 
-from tidegate.control.autoscaler import Autoscaler
-from tidegate.core.scaling import Range, Scaling, ScalingPolicy
-from tidegate.core.steering import QueueSample, ReplicaSample
-from tidegate.lab.bench.control import ControlOptions, run_control
-from tidegate.laws.wait_sizing import Pledge
+from tidegate.control.queues.autoscaler import Autoscaler
+from tidegate.core.decisions import QueueSample, ReplicaSample
+from tidegate.core.topology import Range, Scaling, ScalingPolicy
+from tidegate.laws.scaling.wait import WaitTarget
+from tidegate_lab.bench.control import ControlOptions, run_control
 
 
 def decision_ms(count: int, policy: ScalingPolicy) -> float:
@@ -36,7 +36,7 @@ def decision_ms(count: int, policy: ScalingPolicy) -> float:
             queue="orders", at=1000.0 + turn, replicas=replicas, arrived_per_s=100.0
         )
         began = time.process_time()
-        autoscaler.decide(sample, Pledge(wait_s=5.0))
+        autoscaler.decide(sample, WaitTarget(wait_s=5.0))
         best_s = min(best_s, time.process_time() - began)
     return 1e3 * best_s
 

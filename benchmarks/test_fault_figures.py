@@ -14,16 +14,14 @@ import pytest
 from figures import Figure
 
 import tidegate
-from tidegate.client import lifeline
-from tidegate.lab.faults.deployment import joined_node
-from tidegate.lab.faults.injector import kill_process
-from tidegate.lab.faults.proxy import TcpProxy
-from tidegate.lab.faults.proxy_process import proxy_at
-from tidegate.lab.peers.server import temporary_folder
-from tidegate.node.server import Node
+from tidegate.broker.node import Node
+from tidegate.client import connection
 from tidegate.storage.embedded import EmbeddedPostgres
 from tidegate.storage.memory import MemoryStore
 from tidegate.telemetry.lake import Lake
+from tidegate_lab.faults.deployment import joined_node, kill_process
+from tidegate_lab.faults.proxy import TcpProxy, proxy_at
+from tidegate_lab.peers.servers import temporary_folder
 
 INTERVAL_S, FLUSH_S = 0.2, 1.0
 
@@ -55,7 +53,7 @@ def test_a_killed_owner_is_replaced(figure: Figure) -> None:
 
 
 async def test_a_half_open_link_is_left(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifeline, "_HEARTBEAT_S", 0.2)
+    monkeypatch.setattr(connection, "_HEARTBEAT_S", 0.2)
     node = Node(MemoryStore())
     await node.start()
     async with TcpProxy(node.address) as proxy, tidegate.connect(proxy.url) as mq:

@@ -12,16 +12,14 @@ from figures import Figure
 from rabbitmq import VirtualHost
 
 import tidegate
-from tidegate.adapters.probe import PacedHandler
+from tidegate.broker.node import Node
 from tidegate.client.app import App
-from tidegate.client.steered_prefetch import PrefetchStep
-from tidegate.lab.faults.proxy import TcpProxy
-from tidegate.node.server import Node
-from tidegate.tuning.origin import Origin
-from tidegate.tuning.own_worker import own_worker
-from tidegate.tuning.procedure import tune
-from tidegate.tuning.refusal import TuningRefused
-from tidegate.tuning.wish import EXCITED_SAMPLES_MIN, Wish
+from tidegate.client.prefetch import PrefetchStep
+from tidegate.engines.probe import PacedHandler
+from tidegate.tuning import EXCITED_SAMPLES_MIN, ExperimentOrigin, TuningGoal
+from tidegate.tuning.experiment import TuningRefused, tune
+from tidegate.tuning.result import user_worker
+from tidegate_lab.faults.proxy import TcpProxy
 
 # A handler of 20 ms makes a unit of prefetch worth 50 messages a second, as a network would.
 HANDLER_S = 0.02
@@ -36,7 +34,7 @@ GOAL = tidegate.PrefetchGoal(
 )
 MEASURED = 16
 # 40 ms there and back, 5 ms of work: 22 msg/s a unit, and 200 is the most.
-WISH = Wish(
+WISH = TuningGoal(
     target_per_s=100.0, settle_s=8.0, high=24, sample_s=0.2, excited_samples=EXCITED_SAMPLES_MIN
 )
 
@@ -85,8 +83,8 @@ async def test_a_worker_on_rabbitmq_is_modelled(rabbitmq: VirtualHost, figure: F
     async with tidegate.connect(rabbitmq.url) as mq, TcpProxy(rabbitmq.url, delay_s=0.02) as cable:
         await mq.create_queue("orders")
         await mq.put_many("orders", [bytes(64)] * 10_000)
-        async with own_worker(app, cable.url, "orders") as consumer:
-            origin = Origin("rabbitmq", "orders", made_at=1.0)
+        async with user_worker(app, cable.url, "orders") as consumer:
+            origin = ExperimentOrigin("rabbitmq", "orders", made_at=1.0)
             try:
                 model = (await tune(consumer, WISH, lambda *_: None, origin)).model
             except TuningRefused:

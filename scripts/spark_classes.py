@@ -1,6 +1,6 @@
 """Write the class archive of the Spark in this environment; later starts take half as long.
 
-    python -m tidegate.pipeline.write_class_archive
+    python scripts/spark_classes.py
 
 The script starts a Spark that learns from a lake of five minutes and watches it. Java thereby loads
 the classes that learning and watching need, and writes them to the archive when it ends (see
@@ -19,19 +19,20 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from tidegate.agreement.document import Agreement, read_agreements
+from tidegate.agreements.document import Agreement, read_agreements
 from tidegate.core.errors import TidegateError
-from tidegate.pipeline.class_archive import archive_of
-from tidegate.pipeline.java import find_java
-from tidegate.pipeline.jobs import JOBS
-from tidegate.pipeline.learning import Assignment, learn_with
-from tidegate.pipeline.progress import SilentSteps
-from tidegate.pipeline.session import SparkOptions, spark_session
-from tidegate.pipeline.survey import Place
-from tidegate.pipeline.watching.watch import WatchOptions, watching
-from tidegate.telemetry.knowledge import Knowledge
-from tidegate.telemetry.lake import Lake
-from tidegate.telemetry.retention import HOUR_S
+from tidegate.pipeline.lake import LakeFolder
+from tidegate.pipeline.learn import JOBS, LearnTask, learn_with
+from tidegate.pipeline.session import (
+    SilentProgress,
+    SparkOptions,
+    archive_of,
+    find_java,
+    spark_session,
+)
+from tidegate.pipeline.watch import WatchOptions, run_watch
+from tidegate.telemetry.lake import HOUR_S, Lake
+from tidegate.telemetry.models import ModelRegistry
 from tidegate.telemetry.schemas import QUEUE_SAMPLES
 
 _MINUTES = 5
@@ -73,9 +74,9 @@ def _learn_and_watch(
     spark: SparkSession, lake: str, folder: Path, agreements: list[Agreement]
 ) -> None:
     until = _BEGINS + timedelta(minutes=_MINUTES)
-    assignment = Assignment(Place.of(lake), JOBS, agreements, _BEGINS, until)
-    learn_with(spark, assignment, Knowledge(folder / "knowledge"), SilentSteps())
-    with watching(spark, WatchOptions(lake, folder / "watch", agreements)) as watch:
+    assignment = LearnTask(LakeFolder.of(lake), JOBS, agreements, _BEGINS, until)
+    learn_with(spark, assignment, ModelRegistry(folder / "knowledge"), SilentProgress())
+    with run_watch(spark, WatchOptions(lake, folder / "watch", agreements)) as watch:
         watch.run_once()
 
 

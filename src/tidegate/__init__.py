@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tidegate.client import tracing
-    from tidegate.client.app import App
+    from tidegate.client.app import App, CallNext, Middleware
     from tidegate.client.blocking import BlockingClient, BlockingMessage
     from tidegate.client.client import Client
     from tidegate.client.connect import connect
+    from tidegate.client.handler import Reject, Retry
     from tidegate.client.message import Message, MessageBatch
-    from tidegate.client.middleware import CallNext, Middleware
     from tidegate.client.options import PutOptions
-    from tidegate.client.steered_prefetch import PrefetchStep
+    from tidegate.client.prefetch import PrefetchStep
     from tidegate.client.subscription import Subscription
     from tidegate.client.transaction import Transaction
-    from tidegate.client.verdict import Reject, Retry
     from tidegate.core.errors import (
         CallerError,
         ChangedMeanwhile,
@@ -55,9 +54,16 @@ if TYPE_CHECKING:
         UnexpectedPacket,
         UniqueConstraint,
     )
-    from tidegate.core.model import Death, DeathReason, Failure, Overflow, QueuePolicy
+    from tidegate.core.model import (
+        Death,
+        DeathReason,
+        Failure,
+        Overflow,
+        QueuePolicy,
+        SubscriptionInfo,
+        TopicInfo,
+    )
     from tidegate.core.prefetch import ControllerKind, PrefetchGoal, PrefetchModel
-    from tidegate.core.topic import SubscriptionInfo, TopicInfo
 
 __version__ = "0.1.0"
 
@@ -127,7 +133,11 @@ __all__ = [
 # read.
 _MODULES = {
     "tidegate.client.tracing": ("tracing",),
-    "tidegate.client.app": ("App",),
+    "tidegate.client.app": (
+        "App",
+        "CallNext",
+        "Middleware",
+    ),
     "tidegate.client.blocking": (
         "BlockingClient",
         "BlockingMessage",
@@ -138,15 +148,11 @@ _MODULES = {
         "Message",
         "MessageBatch",
     ),
-    "tidegate.client.middleware": (
-        "CallNext",
-        "Middleware",
-    ),
     "tidegate.client.options": ("PutOptions",),
-    "tidegate.client.steered_prefetch": ("PrefetchStep",),
+    "tidegate.client.prefetch": ("PrefetchStep",),
     "tidegate.client.subscription": ("Subscription",),
     "tidegate.client.transaction": ("Transaction",),
-    "tidegate.client.verdict": (
+    "tidegate.client.handler": (
         "Reject",
         "Retry",
     ),
@@ -190,15 +196,13 @@ _MODULES = {
         "Failure",
         "Overflow",
         "QueuePolicy",
+        "SubscriptionInfo",
+        "TopicInfo",
     ),
     "tidegate.core.prefetch": (
         "ControllerKind",
         "PrefetchGoal",
         "PrefetchModel",
-    ),
-    "tidegate.core.topic": (
-        "SubscriptionInfo",
-        "TopicInfo",
     ),
 }
 _ORIGIN = {name: module for module, names in _MODULES.items() for name in names}

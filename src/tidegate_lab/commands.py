@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidegate.cli.asking import DEFAULT, UrlOption
-from tidegate.cli.learning import with_spark
-from tidegate.cli.measuring import QuickOption, measured, names_in, say, show, with_the_lab
-from tidegate.cli.output import JsonOption
+from tidegate.cli.learn import requiring_spark
+from tidegate.cli.options import DEFAULT, UrlOption
+from tidegate.cli.output import (
+    Column,
+    JsonOption,
+    Output,
+    QuickOption,
+    names_in,
+    print_progress,
+    print_report,
+    requiring_lab,
+    run_measurement,
+    with_options,
+)
 from tidegate.core.errors import InvalidValue, TidegateError
-from tidegate.core.quantities import parse_size_bytes
+from tidegate.core.services import Engine
+from tidegate.core.text import parse_size_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 RoundsOption = Annotated[int | None, typer.Option(min=1, help="How often.")]
 SecondsOption = Annotated[float | None, typer.Option(min=0.1, help="Length of a run.")]
@@ -19,12 +35,12 @@ SecondsOption = Annotated[float | None, typer.Option(min=0.1, help="Length of a 
 bench = typer.Typer(no_args_is_help=True, help="Benchmarks.")
 
 
-def register(app: typer.Typer) -> None:
+def register_bench(app: typer.Typer) -> None:
     app.add_typer(bench, name="bench")
 
 
 @bench.command("run")
-def run(
+def run_load_command(
     rate: Annotated[
         float | None, typer.Option(min=0.1, help="Messages a second in all; none: flat out.")
     ] = None,
@@ -46,8 +62,8 @@ def run(
         size_bytes = parse_size_bytes(size)
     except InvalidValue as wrong:
         raise typer.BadParameter(str(wrong)) from None
-    with with_the_lab():
-        from tidegate.lab.bench import load
+    with requiring_lab():
+        from tidegate_lab.loadgen import load
 
         options = load.LoadOptions(
             url=url,
@@ -60,14 +76,14 @@ def run(
             in_flight_max=in_flight,
             durable=not transient,
         )
-        report = load.run_load(options, say)
-    show(report, load.render, as_json=json, good=True)
+        report = load.run_load(options, print_progress)
+    print_report(report, load.render, as_json=json, good=True)
     if report.lost:
         raise TidegateError(f"{report.lost} confirmed messages were lost")
 
 
 @bench.command("compare")
-def compare(
+def bench_compare(
     only: Annotated[str, typer.Option(help="Systems to measure, separated by commas.")] = "",
     repeat: Annotated[int, typer.Option(min=1, help="Rounds.")] = 3,
     messages: Annotated[
@@ -82,8 +98,8 @@ def compare(
 
     Example: `tidegate bench compare --only tidegate,rabbitmq`
     """
-    with with_the_lab():
-        from tidegate.lab.bench import compare, compare_table
+    with requiring_lab():
+        from tidegate_lab.bench import compare, compare_report
 
         options = compare.CompareOptions(
             only=names_in(only),
@@ -97,12 +113,12 @@ def compare(
             options.contenders()
         except ValueError as wrong:
             raise typer.BadParameter(str(wrong)) from None
-        report = compare.run_compare(options, say)
-    show(report, compare_table.render, as_json=json, good=not report.failed)
+        report = compare.run_compare(options, print_progress)
+    print_report(report, compare_report.render, as_json=json, good=not report.failed)
 
 
 @bench.command("backlog")
-def backlog(
+def bench_backlog(
     waiting: Annotated[
         list[int] | None,
         typer.Option(min=1, help="Messages that wait; may be repeated. [default: 1 and 5 million]"),
@@ -113,10 +129,10 @@ def backlog(
     json: JsonOption = False,
 ) -> None:
     """Measure throughput and memory with millions of waiting messages, and with an empty queue."""
-    with with_the_lab():
-        from tidegate.lab.bench import backlog
+    with requiring_lab():
+        from tidegate_lab.bench import backlog
 
-        report = measured(
+        report = run_measurement(
             backlog.run_backlog,
             backlog.BacklogOptions,
             quick=quick,
@@ -124,11 +140,11 @@ def backlog(
             rounds=rounds,
             seconds_per_run=seconds,
         )
-    show(report, backlog.render, as_json=json, good=report.met or quick)
+    print_report(report, backlog.render_backlog, as_json=json, good=report.met or quick)
 
 
 @bench.command("clients")
-def clients(
+def bench_clients(
     count: Annotated[
         list[int] | None,
         typer.Option(min=9, help="Clients; may be repeated. [default: 9, 90 and 270]"),
@@ -139,22 +155,22 @@ def clients(
     json: JsonOption = False,
 ) -> None:
     """Measure throughput with a growing number of clients of Telesto's client mix."""
-    with with_the_lab():
-        from tidegate.lab.bench import clients
+    with requiring_lab():
+        from tidegate_lab.bench import queue
 
-        report = measured(
-            clients.run_clients,
-            clients.ClientsOptions,
+        report = run_measurement(
+            queue.run_clients,
+            queue.ClientsOptions,
             quick=quick,
             counts=count,
             rounds=rounds,
             seconds=seconds,
         )
-    show(report, clients.render, as_json=json, good=report.met or quick)
+    print_report(report, queue.render_clients, as_json=json, good=report.met or quick)
 
 
 @bench.command("recording")
-def recording(
+def bench_recording(
     pairs: Annotated[
         int | None, typer.Option(min=10, help="Pairs of runs, with and without. [default: 30]")
     ] = None,
@@ -163,21 +179,21 @@ def recording(
     json: JsonOption = False,
 ) -> None:
     """Measure the cost of recording telemetry, in alternating pairs of runs with and without it."""
-    with with_the_lab():
-        from tidegate.lab.bench import recording
+    with requiring_lab():
+        from tidegate_lab.bench import queue
 
-        report = measured(
-            recording.run_recording,
-            recording.RecordingOptions,
+        report = run_measurement(
+            queue.run_recording,
+            queue.RecordingOptions,
             quick=quick,
             pairs=pairs,
             seconds_per_run=seconds,
         )
-    show(report, recording.render, as_json=json, good=report.met or quick)
+    print_report(report, queue.render_recording, as_json=json, good=report.met or quick)
 
 
 @bench.command("control")
-def control(
+def bench_control(
     replicas: Annotated[
         list[int] | None,
         typer.Option(min=1, help="Replicas; may be repeated. [default: 125 to 2000]"),
@@ -187,21 +203,21 @@ def control(
     json: JsonOption = False,
 ) -> None:
     """Measure the time of one control step as the number of replicas grows."""
-    with with_the_lab():
-        from tidegate.lab.bench import control
+    with requiring_lab():
+        from tidegate_lab.bench import control
 
-        report = measured(
+        report = run_measurement(
             control.run_control,
             control.ControlOptions,
             quick=quick,
             replicas=replicas,
             steps=steps,
         )
-    show(report, control.render, as_json=json, good=report.met or quick)
+    print_report(report, control.render_control, as_json=json, good=report.met or quick)
 
 
 @bench.command("alias")
-def alias(
+def bench_alias(
     pairs: Annotated[
         int | None, typer.Option(min=2, help="Pairs of runs, through it and direct. [default: 30]")
     ] = None,
@@ -210,21 +226,21 @@ def alias(
     json: JsonOption = False,
 ) -> None:
     """Measure throughput through a logical queue and a plain one, in alternating pairs of runs."""
-    with with_the_lab():
-        from tidegate.lab.bench import alias
+    with requiring_lab():
+        from tidegate_lab.bench import queue
 
-        report = measured(
-            alias.run_alias,
-            alias.AliasOptions,
+        report = run_measurement(
+            queue.run_alias,
+            queue.AliasOptions,
             quick=quick,
             pairs=pairs,
             seconds_per_run=seconds,
         )
-    show(report, alias.render, as_json=json, good=report.met or quick)
+    print_report(report, queue.render_alias, as_json=json, good=report.met or quick)
 
 
 @bench.command("pipeline")
-def pipeline(
+def bench_pipeline(
     rows: Annotated[
         str | None, typer.Option(help="Rows of telemetry, by commas. [default: 1M,10M,50M]")
     ] = None,
@@ -236,16 +252,16 @@ def pipeline(
     json: JsonOption = False,
 ) -> None:
     """Measure how many rows of telemetry Spark processes per second. Needs tidegate[spark]."""
-    with with_the_lab():
-        from tidegate.lab.bench import processors  # noqa: F401  says what is missing of the lab
-    with with_the_lab(), with_spark():
-        from tidegate.lab.bench import pipeline
+    with requiring_lab():
+        from tidegate_lab.bench import compare as processors  # noqa: F401  says what is missing of the lab
+    with requiring_lab(), requiring_spark():
+        from tidegate_lab.bench import pipeline
 
         try:
             wanted = pipeline.parse_rows(rows) if rows else None
         except ValueError as wrong:
             raise typer.BadParameter(str(wrong), param_hint="--rows") from None
-        report = measured(
+        report = run_measurement(
             pipeline.run_pipeline,
             pipeline.PipelineOptions,
             quick=quick,
@@ -253,4 +269,338 @@ def pipeline(
             jobs=names_in(jobs) or None,
             rounds=rounds,
         )
-    show(report, pipeline.render, as_json=json, good=report.met or quick)
+    print_report(report, pipeline.render, as_json=json, good=report.met or quick)
+
+
+# -- faults --
+# The commands `tidegate lab run kills` and `storm`: injected faults, and the checker's result.
+
+
+EXPERIMENTS = {
+    "kills": "node and PostgreSQL killed at random moments under load; nothing confirmed is lost",
+    "storm": "a queue scaled up and down under load while its machines, workers and leader are "
+    "killed; nothing confirmed is lost",
+}
+SeedOption = Annotated[int | None, typer.Option(help="Of the random moments.")]
+RateOption = Annotated[float, typer.Option(min=1.0, help="Puts a second of a producer.")]
+
+
+def register_faults(run: typer.Typer) -> None:
+    run.command("kills", help=f"Run {EXPERIMENTS['kills']}.")(kills)
+    run.command("storm", help=f"Run {EXPERIMENTS['storm']}.")(storm)
+
+
+def kills(
+    count: Annotated[int, typer.Option("--kills", min=1, help="How many.")] = 200,
+    what: Annotated[str, typer.Option(help="node, postgres or both.")] = "both",
+    nodes: Annotated[int, typer.Option(min=1, max=8, help="How many node processes.")] = 1,
+    rate: RateOption = 400.0,
+    seed: SeedOption = None,
+    json: JsonOption = False,
+) -> None:
+    with requiring_lab():
+        from tidegate_lab.faults import kills as kills_run
+
+        if what not in kills_run.MIXTURES:
+            raise typer.BadParameter(f"what is one of {', '.join(sorted(kills_run.MIXTURES))}")
+        options = kills_run.KillOptions(
+            kills=count, what=what, nodes=nodes, rate_per_s=rate, seed=seed
+        )
+        report = kills_run.run_kills(options, print_progress)
+    print_report(_Judged(report), _render_kills, as_json=json, good=report.passed)
+
+
+def storm(
+    events: Annotated[int, typer.Option(min=1, help="Orders for another number.")] = 100,
+    stores: Annotated[int, typer.Option(min=1, max=8, help="PostgreSQL servers.")] = 1,
+    kill_store: Annotated[bool, typer.Option("--kill-store", help="Kill PostgreSQL, too.")] = False,
+    rate: RateOption = 150.0,
+    seed: SeedOption = None,
+    json: JsonOption = False,
+) -> None:
+    with requiring_lab():
+        from tidegate_lab.faults import scale_storm
+
+        options = scale_storm.StormOptions(
+            events=events, stores=stores, kill_store=kill_store, rate_per_s=rate, seed=seed
+        )
+        report = scale_storm.run_storm(options, print_progress)
+    print_report(_Judged(report), _render_storm, as_json=json, good=report.passed)
+
+
+class _Judged:
+    """Adapts a report with a check result to `print_report`."""
+
+    def __init__(self, report: Any) -> None:
+        self.report = report
+
+    def as_json(self) -> Any:
+        import msgspec
+
+        return msgspec.to_builtins(self.report)
+
+
+def _render_kills(judged: _Judged, console: Console) -> None:
+    report = judged.report
+    console.print(
+        f"{_counted(report.kills)} of {report.kills_wanted} in {report.duration_s:.0f} s "
+        f"(seed {report.seed})"
+    )
+    left = "nobody knows what is" if report.left_in_store is None else report.left_in_store
+    console.print(
+        f"confirming again after {report.recovery_s_median:.2f} s (median), "
+        f"{report.recovery_s_max:.2f} s at most; {left} left in the store"
+    )
+    _render_verdict(report, console)
+
+
+def _render_storm(judged: _Judged, console: Console) -> None:
+    report = judged.report
+    console.print(
+        f"{report.ups} times more and {report.downs} times fewer replicas, killed "
+        f"{_counted(report.kills) or 'nobody'}, in {report.duration_s:.0f} s (seed {report.seed})"
+    )
+    console.print(
+        f"{report.carried_out} of {report.waited_for} orders that were waited for carried out, the "
+        f"slowest after {report.slowest_s:.1f} s; {report.left_in_store} left in the store"
+    )
+    _render_verdict(report, console)
+
+
+def _counted(kills: dict[str, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(kills.items()))
+
+
+def _render_verdict(report: Any, console: Console) -> None:
+    console.print(str(report.verdict), markup=False)
+    for failure in report.client_failures:
+        console.print(str(failure), markup=False)
+
+
+# -- experiments --
+# The commands `tidegate lab …`: experiments of the papers; `faults` adds fault injection.
+
+
+lab = typer.Typer(no_args_is_help=True, help="Experiments.")
+run = typer.Typer(no_args_is_help=True, help="Run one.")
+lab.add_typer(run, name="run")
+
+OnlyOption = Annotated[str, typer.Option(help="Parts of it, separated by commas.")]
+ResultsOption = Annotated[Path | None, typer.Option(help="Folder [default: results].")]
+NameOption = Annotated[
+    str | None, typer.Option(help="Folder of this run, below the experiment's [default: the time].")
+]
+
+_EXPERIMENTS = {
+    "telesto": "the experiments of the Telesto report: its client mix, figures and tables",
+    "replicated-queues": "the experiments of the replicated queues paper: one queue under few and "
+    "many clients, two replicas, clients that come one by one",
+    "elastic-queues": "the experiments of the elastic queues paper: machines and workers that come "
+    "with a ramp, with real processes or simulated, and policies on 500 traces",
+    "prefetch-control": "the experiments of the prefetch control paper, on RabbitMQ or Tidegate: "
+    "open loop, model, P, PI and PID at 400 msg/s, disturbances, fixed prefetches beside it",
+    "tapas": "the experiments of the TAPAS report: a bookshop under an agreement, what doors cost, "
+    "agreements that are kept, servers that are slow, dead or silent",
+    **EXPERIMENTS,
+}
+
+
+def register_lab(app: typer.Typer) -> None:
+    # After the experiments of the papers, in every list.
+    register_faults(run)
+    app.add_typer(lab, name="lab")
+
+
+def check_chosen(options: Any) -> None:
+    """Raise a usage error if a requested part does not exist."""
+    try:
+        options.experiments()
+    except ValueError as wrong:
+        raise typer.BadParameter(str(wrong)) from None
+
+
+@lab.command("list")
+def list_experiments(json: JsonOption = False) -> None:
+    """List the experiments."""
+    output = Output(json)
+    if json:
+        output.json(_EXPERIMENTS)
+    else:
+        columns = [Column("experiment", style="bold"), Column("what it does")]
+        output.table(columns, [list(entry) for entry in _EXPERIMENTS.items()])
+
+
+@run.command("telesto", help=f"Run {_EXPERIMENTS['telesto']}.")
+def telesto(
+    only: OnlyOption = "",
+    seconds: Annotated[
+        float | None, typer.Option(min=0.1, help="Length of each window of a sweep.")
+    ] = None,
+    stability_seconds: Annotated[
+        float | None, typer.Option(min=1.0, help="Length of the long run.")
+    ] = None,
+    hours: Annotated[
+        float | None, typer.Option(min=0.01, help="The same in hours; the report's took 2.")
+    ] = None,
+    repeats_max: Annotated[
+        int | None, typer.Option(min=2, help="Windows at most, however wide the interval.")
+    ] = None,
+    results: ResultsOption = None,
+    name: NameOption = None,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    with requiring_lab():
+        from tidegate_lab.papers.telesto import run as telesto_run
+
+        options = with_options(
+            telesto_run.TelestoOptions(only=names_in(only), quick=quick),
+            seconds=seconds,
+            stability_seconds=stability_seconds,
+            hours=hours,
+            repeats_max=repeats_max,
+            results=results,
+            name=name,
+        )
+        check_chosen(options)
+        report = telesto_run.run_telesto(options, print_progress)
+    print_report(report, telesto_run.render, as_json=json, good=not report.failed)
+
+
+@run.command("replicated-queues", help=f"Run {_EXPERIMENTS['replicated-queues']}.")
+def replicated_queues(
+    only: OnlyOption = "",
+    full: Annotated[
+        bool, typer.Option("--full", help="The paper's own numbers; takes most of an hour.")
+    ] = False,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="The paper's own numbers in virtual time.")
+    ] = False,
+    results: ResultsOption = None,
+    name: NameOption = None,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    with requiring_lab():
+        from tidegate_lab.papers.replicated import run as replicated_run
+
+        options = with_options(
+            replicated_run.ReplicatedOptions(
+                only=names_in(only), full=full, quick=quick, simulate=simulate
+            ),
+            results=results,
+            name=name,
+        )
+        check_chosen(options)
+        report = replicated_run.run_replicated(options, print_progress)
+    print_report(report, replicated_run.render, as_json=json, good=not report.failed)
+
+
+@run.command("elastic-queues", help=f"Run {_EXPERIMENTS['elastic-queues']}.")
+def elastic_queues(
+    simulated: Annotated[
+        bool, typer.Option("--simulate", help="In virtual time, at the paper's own numbers.")
+    ] = False,
+    only: OnlyOption = "",
+    traces: Annotated[
+        int | None, typer.Option(min=20, help="Simulated: how many traces [default: 500].")
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Simulated: of the traces to judge by [default: 30000]."),
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="With real processes: a slower clock; takes long.")
+    ] = False,
+    results: ResultsOption = None,
+    name: NameOption = None,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    if simulated and full:
+        raise typer.BadParameter("--full is for real processes; --simulate is always full")
+    if traces is not None and not simulated:
+        raise typer.BadParameter("--traces is for --simulate")
+    if seed is not None and not simulated:
+        raise typer.BadParameter("--seed is for --simulate")
+    with requiring_lab():
+        from tidegate_lab.papers.elastic import run as elastic_run
+        from tidegate_lab.papers.elastic import simulated as simulated_run
+
+        options: Any = (
+            simulated_run.SimulatedOptions(only=names_in(only), quick=quick)
+            if simulated
+            else elastic_run.ElasticOptions(only=names_in(only), full=full, quick=quick)
+        )
+        options = with_options(options, results=results, name=name)
+        if simulated:
+            options = with_options(options, traces=traces, seed=seed)
+        check_chosen(options)
+        make = simulated_run.run_simulated if simulated else elastic_run.run_elastic
+        report = make(options, print_progress)
+    print_report(report, simulated_run.render, as_json=json, good=not report.failed)
+
+
+@run.command("prefetch-control", help=f"Run {_EXPERIMENTS['prefetch-control']}.")
+def prefetch_control(
+    engine: Annotated[str, typer.Option(help="rabbitmq or tidegate.")] = "rabbitmq",
+    only: OnlyOption = "",
+    full: Annotated[
+        bool, typer.Option("--full", help="The paper's own numbers; takes hours.")
+    ] = False,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="In virtual time; takes half a minute.")
+    ] = False,
+    results: ResultsOption = None,
+    name: NameOption = None,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    with requiring_lab():
+        from tidegate_lab.papers.prefetch import run as prefetch_run
+        from tidegate_lab.papers.prefetch.plan import BrokerKind
+
+        if engine not in list(BrokerKind):
+            raise typer.BadParameter(f"an engine is one of {', '.join(BrokerKind)}")
+        options = with_options(
+            prefetch_run.PrefetchOptions(
+                engine=BrokerKind(engine),
+                only=names_in(only),
+                full=full,
+                quick=quick,
+                simulate=simulate,
+            ),
+            results=results,
+            name=name,
+        )
+        check_chosen(options)
+        report = prefetch_run.run_prefetch(options, print_progress)
+    print_report(report, prefetch_run.render, as_json=json, good=not report.failed)
+
+
+@run.command("tapas", help=f"Run {_EXPERIMENTS['tapas']}.")
+def tapas(
+    only: OnlyOption = "",
+    pairs: Annotated[
+        int | None, typer.Option(min=2, help="Pairs of plain HAProxy and ours [default: 12].")
+    ] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="Before our instances, where the agreement is kept.")
+    ] = Engine.GATEWAY,
+    results: ResultsOption = None,
+    name: NameOption = None,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    with requiring_lab():
+        from tidegate_lab.papers.tapas import run as tapas_run
+
+        options = with_options(
+            tapas_run.TapasOptions(only=names_in(only), quick=quick, engine=engine),
+            pairs=pairs,
+            results=results,
+            name=name,
+        )
+        check_chosen(options)
+        report = tapas_run.run_tapas(options, print_progress)
+    print_report(report, tapas_run.render, as_json=json, good=not report.failed)

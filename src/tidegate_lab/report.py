@@ -1,20 +1,8 @@
-"""Run several experiments and write one page about them.
-
-Theory of operation
-
-An experiment is a function that receives a folder and returns an `ExperimentSection`. It starts its
-own servers, measures something on them, and draws its figures into the folder. A section compares
-the values that a paper printed with the values measured here. Its *bars* are the values that
-Tidegate must reach.
-
-`run_experiments` runs experiments one after another, because they share the machine's cores. After
-each it writes `<name>.json`. At the end it writes `report.json` and a page, `index.html`, which
-begins with the bars that were missed. An experiment that fails is reported as failed, and the next
-one runs. The run counts as met if no experiment failed and every bar was met.
-"""
+"""Reports of experiments: figures as PNG, and one HTML page that contains everything."""
 
 from __future__ import annotations
 
+import base64
 import datetime
 import tempfile
 import time
@@ -26,18 +14,79 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.bench.child import ChildFailed
-from tidegate.lab.bench.compare import describe_machine
-from tidegate.lab.bench.compare_table import bar_table
-from tidegate.lab.peers.server import ServerFailed
-from tidegate.lab.report.page import Page, write_page
-from tidegate.lab.report.section import Section, write_json
+from tidegate.report.charts import ReportTable
+from tidegate.report.page import BASE_STYLE, table, text
+from tidegate.report.page import page as whole_page
+from tidegate_lab.bench.compare import describe_machine
+from tidegate_lab.bench.compare_report import Bar, bar_table
+from tidegate_lab.loadgen.processes import ChildFailed
+from tidegate_lab.peers.servers import ServerFailed
+
+# -- section --
+# The parts of a report: what one experiment asked, measured and drew.
+
+
+class Drawing(msgspec.Struct, frozen=True):
+    """A PNG file and its caption."""
+
+    file: str
+    caption: str
+
+
+class ExperimentSection(msgspec.Struct, frozen=True):
+    """The results of one experiment."""
+
+    name: str
+    title: str
+    # Where the paper shows the experiment, and what it reports.
+    source: str
+    paper: str
+    ours: str
+    # The heading of the paper's column, if it is not the system of the paper.
+    theirs: str | None = None
+    drawings: Sequence[Drawing] = ()
+    tables: Sequence[ReportTable] = ()
+    bars: Sequence[Bar] = ()
+    notes: Sequence[str] = ()
+    # All measurements, as plain JSON values.
+    data: dict[str, Any] = {}
+
+    def as_json(self) -> dict[str, Any]:
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        for bar, struct in zip(plain["bars"], self.bars, strict=True):
+            bar["met"] = struct.met
+            bar["verdict"] = struct.verdict
+        return plain
+
+
+def write_json(value: object, file: Path) -> None:
+    """Write a JSON file with indentation, so that people can read it."""
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+
+# -- experiments --
+# Run several experiments and write one page about them.
+#
+# Theory of operation
+#
+# An experiment is a function that receives a folder and returns an `ExperimentSection`. It starts
+# its
+# own servers, measures something on them, and draws its figures into the folder. A section compares
+# the values that a paper printed with the values measured here. Its *bars* are the values that
+# Tidegate must reach.
+#
+# `run_experiments` runs experiments one after another, because they share the machine's cores.
+# After
+# each it writes `<name>.json`. At the end it writes `report.json` and a page, `index.html`, which
+# begins with the bars that were missed. An experiment that fails is reported as failed, and the
+# next
+# one runs. The run counts as met if no experiment failed and every bar was met.
+
 
 RESULTS = Path("results")
 Progress = Callable[[str], None]
 # An experiment writes its drawings into the folder.
-Experiment = Callable[[Path, Progress], Section]
+Experiment = Callable[[Path, Progress], ExperimentSection]
 
 
 class ExperimentFailed(RuntimeError):
@@ -56,7 +105,7 @@ class ExperimentsReport(msgspec.Struct, frozen=True):
     folder: Path
     title: str
     theirs: str
-    sections: list[Section]
+    sections: list[ExperimentSection]
     failed: dict[str, str]
     environment: dict[str, str]
     seconds: float = 0.0
@@ -109,7 +158,7 @@ def run_experiments(
     """Run experiments in order, and write their results and the page to `folder`."""
     began, began_s = datetime.datetime.now(datetime.UTC), time.monotonic()
     make_folder(folder)
-    sections: list[Section] = []
+    sections: list[ExperimentSection] = []
     failed: dict[str, str] = {}
     for name, experiment in experiments.items():
         progress(f"{name} …")
@@ -173,3 +222,145 @@ def render(report: ExperimentsReport, console: Console) -> None:
     for name, why in report.failed.items():
         console.print(f"{name} failed: {why}", style="red", markup=False)
     console.print(f"{report.page}", markup=False)
+
+
+# -- page --
+# The HTML page of a run: figures are embedded, nothing is loaded, and there is no script.
+
+
+class Page(msgspec.Struct, frozen=True):
+    """The contents of a page about several experiments."""
+
+    title: str
+    # The name of the system that the paper describes.
+    theirs: str
+    introduction: str
+    sections: Sequence[ExperimentSection]
+    environment: Mapping[str, str]
+    when: str
+    # Experiments that were not completed, with the reason.
+    failed: Mapping[str, str] = {}
+
+
+_STYLE = (
+    BASE_STYLE
+    + """
+main { max-width: 62rem; }
+.when, .source { color: var(--soft); font-size: .9rem; margin: 0 0 1rem; }
+.beside { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; margin: 0 0 1.2rem; }
+.beside > div { background: var(--panel); border-radius: 8px; padding: .8rem 1rem; }
+.beside h3 { font-size: .8rem; letter-spacing: .05em; text-transform: uppercase;
+  color: var(--soft); }
+.beside p { margin: 0; }
+@media (max-width: 44rem) { .beside { grid-template-columns: 1fr; } }
+figure img { width: 100%; height: auto; background: #fff; border: 1px solid var(--pale);
+  border-radius: 8px; }
+.met { color: var(--teal); font-weight: 600; } .unmet { color: var(--brick); font-weight: 600; }
+.open { color: var(--amber); font-weight: 600; }
+"""
+)
+
+
+def write_page(page: Page, folder: Path, name: str = "index.html") -> Path:
+    """Write the page; drawings are read from the same folder and embedded."""
+    body = [
+        f"<h1>{text(page.title)}</h1>",
+        f'<p class="when">{text(page.when)} · {text(_environment(page.environment))}</p>',
+        _missed(page),
+        f"<p>{text(page.introduction)}</p>",
+        _summary(page.sections),
+        *(_section(section, page.theirs, folder) for section in page.sections),
+    ]
+    file = folder / name
+    file.write_text(whole_page(page.title, _STYLE, "\n".join(body)), encoding="utf-8")
+    return file
+
+
+def _environment(environment: Mapping[str, str]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in environment.items())
+
+
+def _missed(page: Page) -> str:
+    """Return the bars that were missed or not measured: the reader has to know these first."""
+    lines = [f"{name} did not come to its end: {why}" for name, why in page.failed.items()]
+    for section in page.sections:
+        for bar in section.bars:
+            if bar.met is False:
+                found = _found(bar) if bar.distinguishable else f"{_found(bar)}, {bar.verdict}"
+                lines.append(f"{section.title}: {bar.bar}: {found}, wanted {_wanted(bar)}")
+            elif bar.met is None:
+                lines.append(f"{section.title}: {bar.bar}: not measured")
+    if not lines:
+        return (
+            '<p class="met">Every bar was met.</p>'
+            if any(section.bars for section in page.sections)
+            else ""
+        )
+    items = "".join(f"<li>{text(line)}</li>" for line in lines)
+    return f'<div class="missed"><p class="unmet">Missed:</p><ul>{items}</ul></div>'
+
+
+def _summary(sections: Sequence[ExperimentSection]) -> str:
+    rows = [
+        (f'<a href="#{section.name}">{text(section.title)}</a>', bar)
+        for section in sections
+        for bar in section.bars
+    ]
+    if not rows:
+        return ""
+    lines = "".join(
+        f"<tr><td>{where}</td><td>{text(bar.bar)}</td>{_bar_cells(bar)}</tr>" for where, bar in rows
+    )
+    return (
+        '<div class="scroll"><table><thead><tr><th>experiment</th><th>shown when</th>'
+        f"<th>wanted</th><th>found</th><th></th></tr></thead><tbody>{lines}</tbody></table></div>"
+    )
+
+
+def _wanted(bar: Bar) -> str:
+    return "–" if bar.limit is None else f"{bar.sign} {bar.limit:.4g} {bar.unit}"
+
+
+def _found(bar: Bar) -> str:
+    if bar.figure is None:
+        return "–"
+    half = "" if bar.half_width is None else f" ± {bar.half_width:.4g}"
+    return f"{bar.figure:.4g}{half} {bar.unit}"
+
+
+def _bar_cells(bar: Bar) -> str:
+    kind = {True: "met", False: "unmet", None: "open"}[bar.met]
+    return (
+        f"<td>{text(_wanted(bar))}</td><td>{text(_found(bar))}</td>"
+        f'<td class="{kind}">{bar.verdict}</td>'
+    )
+
+
+def _section(section: ExperimentSection, theirs: str, folder: Path) -> str:
+    notes = "".join(f"<li>{text(note)}</li>" for note in section.notes)
+    bars = "".join(f"<tr><td>{text(bar.bar)}</td>{_bar_cells(bar)}</tr>" for bar in section.bars)
+    return "\n".join(
+        [
+            f'<section id="{section.name}"><h2>{text(section.title)}</h2>',
+            f'<p class="source">{text(section.source)}</p>',
+            '<div class="beside">',
+            f"<div><h3>{text(section.theirs or theirs)}</h3><p>{text(section.paper)}</p></div>",
+            f"<div><h3>Tidegate</h3><p>{text(section.ours)}</p></div></div>",
+            *(_figure(drawing, folder) for drawing in section.drawings),
+            *(table(one) for one in section.tables),
+            '<div class="scroll"><table><thead><tr><th>shown when</th><th>wanted</th>'
+            f"<th>found</th><th></th></tr></thead><tbody>{bars}</tbody></table></div>"
+            if bars
+            else "",
+            f'<ul class="notes">{notes}</ul>' if notes else "",
+            "</section>",
+        ]
+    )
+
+
+def _figure(drawing: Drawing, folder: Path) -> str:
+    image = base64.b64encode((folder / drawing.file).read_bytes()).decode()
+    return (
+        f'<figure><img alt="{text(drawing.caption)}" src="data:image/png;base64,{image}">'
+        f"<figcaption>{text(drawing.caption)}</figcaption></figure>"
+    )

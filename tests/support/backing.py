@@ -21,13 +21,12 @@ import pytest
 from free_ports import free_ports
 from waiting import eventually
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.core.ports import Clock, Store
-from tidegate.node.server import Node
+from tidegate.core.store import Clock, Store
 from tidegate.storage.memory import MemoryStore
-from tidegate.storage.migrations import migration_files
-from tidegate.storage.postgres import PostgresStore
-from tidegate.storage.several import SeveralStores
+from tidegate.storage.postgres.store import PostgresStore, migration_files
+from tidegate.storage.sharded import ShardedStore
 
 StartNode = Callable[..., Awaitable[Node]]
 Connect = Callable[..., Awaitable[Client]]
@@ -186,8 +185,8 @@ class SeveralBacking(Backing):
         self.stores = [PostgresBacking(name, server_url) for _ in range(count)]
         self.urls = [store.url for store in self.stores]
 
-    def store(self) -> SeveralStores:
-        return SeveralStores(self.urls)
+    def store(self) -> ShardedStore:
+        return ShardedStore(self.urls)
 
     async def declare_dead(self, member_id: int) -> None:
         for store in self.stores:

@@ -15,7 +15,7 @@ from typing import Any
 
 import uvicorn
 
-from tidegate.gateway import ServerAddress
+from tidegate.gateway.servers import ServerAddress
 
 Message = dict[str, Any]
 PART = b"0123456789abcdef" * 1024

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 
-from tidegate.cli.demo import story
+from tidegate.demo import scenario
 
 _SECONDS = 0.5
 _HILL_S = 2.0
@@ -37,13 +37,13 @@ def _changed(text: str, changes: dict[str, str]) -> str:
 
 
 AGREEMENT = _changed(
-    story.AGREEMENT, {'breach = "10s"': 'breach = "100s"', 'window = "5s"': 'window = "2s"'}
+    scenario.AGREEMENT, {'breach = "10s"': 'breach = "100s"', 'window = "5s"': 'window = "2s"'}
 )
 
 
-def brief(told: story.Story) -> story.Story:
+def brief(told: scenario.DemoScenario) -> scenario.DemoScenario:
     """Every chapter, as short as it can be."""
-    return story.Story(
+    return scenario.DemoScenario(
         **{
             name: dataclasses.replace(
                 chapter,
@@ -57,16 +57,16 @@ def brief(told: story.Story) -> story.Story:
 
 def shorten() -> None:
     """Change the story, then the patience of those who tell it."""
-    usual = story.story
-    story.story = lambda pace=1.0: brief(usual(pace))
-    story.SETTLE_S = _SETTLE_S
-    story.AGREEMENT = AGREEMENT
-    story.SETTINGS = _changed(story.SETTINGS, _OTHERWISE)
+    usual = scenario.demo_scenario
+    scenario.demo_scenario = lambda pace=1.0: brief(usual(pace))
+    scenario.SETTLE_S = _SETTLE_S
+    scenario.AGREEMENT = AGREEMENT
+    scenario.SETTINGS = _changed(scenario.SETTINGS, _OTHERWISE)
     # They take what they need of the story when they are imported.
-    from tidegate.cli.demo import customers, director, spectator
+    from tidegate.demo import customers, runner
 
-    director._CURTAIN_S = director._DRAIN_S = _PATIENCE_S
-    spectator._BLIND_S = customers._START_S = _PATIENCE_S
+    runner._CURTAIN_S = runner._DRAIN_S = _PATIENCE_S
+    runner._BLIND_S = customers._START_S = _PATIENCE_S
 
 
 if __name__ == "__main__":

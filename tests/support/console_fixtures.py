@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from serving_console import Console, console_of
 
-from tidegate.node.server import Node
+from tidegate.broker.node import Node
 
 
 @pytest.fixture

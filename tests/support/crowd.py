@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from tidegate.wire.connection import Connection
-from tidegate.wire.packets.login import Authenticate
+from tidegate.protocol.catalogue import Authenticate
+from tidegate.protocol.connection import ProtocolConnection
 
 _DRIPPING_EVERY = 10
 _PAUSE_S = 1.0
@@ -23,7 +23,9 @@ async def main(host: str, port: int, count: int) -> None:
         writers += [writer for _, writer in opened]
     print("there", flush=True)
     dripping = writers[::_DRIPPING_EVERY]
-    login = b"".join(map(bytes, Connection(server=False).send(Authenticate("n,,n=a,r=x"), 1)))
+    login = b"".join(
+        map(bytes, ProtocolConnection(server=False).send(Authenticate("n,,n=a,r=x"), 1))
+    )
     for byte in login:
         for writer in dripping:
             writer.write(bytes([byte]))

@@ -12,11 +12,10 @@ import pytest
 from missing_peer import skipped_where_missing
 from places import SUPPORT
 
-from tidegate.adapters.haproxy.program import haproxy_program
 from tidegate.core.errors import Unavailable
-from tidegate.core.hosting import Engine
-from tidegate.lab.tapas.bookshop import ShopSetting
-from tidegate.lab.tapas.shops import shops_running
+from tidegate.core.services import Engine
+from tidegate.doors.haproxy.door import haproxy_program
+from tidegate_lab.papers.tapas.shops import ShopSetting, shops_running
 
 # Against hanging; it says nothing about speed.
 _LIMIT_S = 60.0

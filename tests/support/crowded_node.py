@@ -14,10 +14,10 @@ from people import add_user, login
 from places import SUPPORT
 from waiting import eventually_async
 
-from tidegate.client.address import parse_url
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
+from tidegate.client.connection import parse_url
+from tidegate.core.runtime import NodeLimits
 
 
 @contextlib.asynccontextmanager
@@ -29,7 +29,7 @@ async def crowded_node(start_node: StartNode, sockets: int) -> AsyncIterator[tup
         pytest.skip(f"only {hard} sockets per process here, {wanted} are needed: ulimit -n")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
     node = await start_node(
-        limits=Limits(
+        limits=NodeLimits(
             connections_max=2 * sockets + 2,
             connections_per_address_max=2 * sockets,
             # They are let stand there.

@@ -14,7 +14,7 @@ from pathlib import Path
 from load import Load
 
 import tidegate
-from tidegate.lab.history import HistoryWriter
+from tidegate.demo.history import HistoryWriter
 
 
 def main() -> None:

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import uvloop
 
-from tidegate.adapters.door_settings import DOOR_LIMITS, DoorSettings
-from tidegate.adapters.gateway.door import GatewayDoor
-from tidegate.adapters.haproxy.door import HaproxyDoor
-from tidegate.core.hosting import Backend, Door, Engine
-from tidegate.lab.tapas.bookshop import WELL_PATH
+from tidegate.core.services import Backend, Door, Engine
+from tidegate.doors import DOOR_LIMITS, DoorSettings
+from tidegate.doors.gateway import GatewayDoor
+from tidegate.doors.haproxy.door import HaproxyDoor
+from tidegate_lab.papers.tapas.shops import WELL_PATH
 
 
 async def serve(engine: Engine, server_port: int) -> None:

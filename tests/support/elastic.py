@@ -12,10 +12,14 @@ from waiting import eventually_async
 
 import tidegate
 from tidegate.client.client import Client
-from tidegate.core.replication import ReplicaState, Topology
-from tidegate.core.scaling import DEFAULT_SCALING, Scaling
-from tidegate.core.scaling_words import changed
-from tidegate.core.steering import Decision
+from tidegate.core.decisions import Decision
+from tidegate.core.topology import (
+    DEFAULT_SCALING,
+    ReplicaState,
+    Scaling,
+    Topology,
+    with_scaling_keys,
+)
 
 PATIENCE_S = 50.0
 
@@ -33,7 +37,7 @@ LIVELY = {
 
 
 def lively(**changes: Any) -> Scaling:
-    return changed(DEFAULT_SCALING, LIVELY | changes)
+    return with_scaling_keys(DEFAULT_SCALING, LIVELY | changes)
 
 
 class Watched:

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from tidegate.control.autoscaler import Autoscaler
-from tidegate.core.replication import ReplicaState
-from tidegate.core.steering import (
+from tidegate.control.queues.autoscaler import Autoscaler
+from tidegate.core.decisions import (
     AddReplica,
     CancelDrain,
     CancelPending,
@@ -24,7 +23,8 @@ from tidegate.core.steering import (
     Retire,
     SetShares,
 )
-from tidegate.laws.wait_sizing import Pledge
+from tidegate.core.topology import ReplicaState
+from tidegate.laws.scaling.wait import WaitTarget
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Plant:
     noise: random.Random | None = None
     # Of its speed, what a replica does, by its number: all of it if nobody says.
     part: dict[int, float] = field(default_factory=dict)
-    pledge: Pledge | None = None
+    pledge: WaitTarget | None = None
 
     @classmethod
     def serving(

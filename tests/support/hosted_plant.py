@@ -17,23 +17,23 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tidegate.control.alerts import Alert, Alerts
-from tidegate.control.hosting_loop import HostingLoop
 from tidegate.control.journal import Journal
-from tidegate.control.learned import Learned
-from tidegate.control.probe import Probe, ProbeSample
-from tidegate.core.hosting import (
+from tidegate.control.learned import AcceptedModels
+from tidegate.control.services.loop import HostingLoop
+from tidegate.control.services.measurement import HttpProbe, ProbeSample
+from tidegate.core.decisions import Decision
+from tidegate.core.services import (
     DoorSample,
     Instance,
     InstanceSample,
     InstanceState,
     Service,
     ServiceSpec,
-    decided_about,
+    decision_subject,
 )
-from tidegate.core.ports import Clock
-from tidegate.core.steering import Decision
+from tidegate.core.store import Clock
 from tidegate.storage.memory import MemoryStore
-from tidegate.telemetry.histogram import Histogram
+from tidegate.telemetry.meters import Histogram
 
 EPOCH_S = 1_000_000.0
 STEP_S = 0.05
@@ -135,7 +135,7 @@ class Plant:
         self.free_bytes: Callable[[int], float] = lambda instance_id: 1e9
         self.random = random.Random(seed)
         self.alerts = Heard()
-        self.learned = Learned(None)
+        self.learned = AcceptedModels(None)
         self.loop = self._new_loop()
         self._member = 0
         self._machine = 0
@@ -174,7 +174,7 @@ class Plant:
             self.alerts,
             learned=self.learned,
             clock=self.clock,
-            new_probe=lambda: Probe(self._probed, self.clock),
+            new_probe=lambda: HttpProbe(self._probed, self.clock),
         )
 
     async def _probed(self, address: str, path: str, mark: str) -> ProbeSample:
@@ -215,7 +215,7 @@ class Plant:
         return [one for one in found if not states or one.state in states]
 
     async def decisions(self) -> list[Decision]:
-        documents = await self.store.decisions(decided_about("shop"), 500)
+        documents = await self.store.decisions(decision_subject("shop"), 500)
         return [msgspec.json.decode(one, type=Decision) for one in reversed(documents)]
 
     async def run(self, seconds: float) -> None:

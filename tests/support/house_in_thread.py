@@ -16,7 +16,7 @@ import uvloop
 from people import add_user
 from serving_console import console_of
 
-from tidegate.node.server import Node
+from tidegate.broker.node import Node
 from tidegate.storage.memory import MemoryStore
 
 Found = TypeVar("Found")

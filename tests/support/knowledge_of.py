@@ -14,8 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from tidegate.pipeline.jobs import JOBS
-from tidegate.telemetry.knowledge import SCHEMA, JobRecord, Knowledge, Model, Reading, Run
+from tidegate.pipeline.learn import JOBS
+from tidegate.telemetry.models import (
+    SCHEMA,
+    JobRecord,
+    LearningRun,
+    ModelRegistry,
+    ReadCounts,
+    StoredModel,
+)
 
 NOON = datetime(2026, 3, 14, 12, 0, tzinfo=UTC)
 EVENING = NOON + timedelta(hours=6)
@@ -35,9 +42,9 @@ class KnowledgeOf:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tables: dict[str, Rows] = {}
-        self.models: dict[str, list[Model]] = {}
+        self.models: dict[str, list[StoredModel]] = {}
         self.agreements: list[str] = []
-        self.reading = {"queue_samples": Reading(files=3, rows=21_600)}
+        self.reading = {"queue_samples": ReadCounts(files=3, rows=21_600)}
         self.failures: dict[str, str] = {}
 
     def add(self, table: str, rows: Rows) -> KnowledgeOf:
@@ -54,18 +61,18 @@ class KnowledgeOf:
             "from_s": NOON.timestamp(),
             "to_s": EVENING.timestamp(),
         }
-        self.models.setdefault(kind, []).append(Model(subject=subject, **(says | given)))
+        self.models.setdefault(kind, []).append(StoredModel(subject=subject, **(says | given)))
         return self
 
     def table_file(self, table: str) -> Path:
         """The file of a table that has been written."""
-        folder = Knowledge(self.folder).table_folder(table)
+        folder = ModelRegistry(self.folder).table_folder(table)
         assert folder is not None
         return folder / "part-00000.parquet"
 
     def write(self) -> Path:
         """One whole run; returns the folder."""
-        knowledge = Knowledge(self.folder)
+        knowledge = ModelRegistry(self.folder)
         name = knowledge.begin_run(EVENING)
         for table, rows in self.tables.items():
             schema = columns_of(table)
@@ -82,7 +89,7 @@ class KnowledgeOf:
             *(JobRecord(job, 0.1, failure=why) for job, why in self.failures.items()),
         ]
         knowledge.finish_run(
-            Run(
+            LearningRun(
                 schema=SCHEMA,
                 run=name,
                 learned_at=EVENING,

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import MapType
 
-from tidegate.pipeline.schema import spark_schema
-from tidegate.telemetry.schemas import Kind
+from tidegate.pipeline.lake import spark_schema
+from tidegate.telemetry.schemas import RowKind
 
 # In the middle of an hour, so that rows around it share a folder.
 NOON = datetime(2026, 3, 14, 12, 30, tzinfo=UTC)
@@ -29,7 +29,7 @@ class LakeOf:
 
     def write(
         self,
-        kind: Kind,
+        kind: RowKind,
         rows: Iterable[Mapping[str, Any]],
         *,
         file_id: str | None = None,
@@ -51,7 +51,7 @@ class LakeOf:
         return path
 
 
-def frame_of(spark: SparkSession, kind: Kind, rows: Iterable[Mapping[str, Any]]) -> DataFrame:
+def frame_of(spark: SparkSession, kind: RowKind, rows: Iterable[Mapping[str, Any]]) -> DataFrame:
     """The same rows without a lake."""
     schema = spark_schema(kind)
     complete = [row_of(kind, **row) for row in rows]
@@ -64,7 +64,7 @@ def frame_of(spark: SparkSession, kind: Kind, rows: Iterable[Mapping[str, Any]])
     return spark.createDataFrame(tuples, schema)
 
 
-def row_of(kind: Kind, **given: Any) -> dict[str, Any]:
+def row_of(kind: RowKind, **given: Any) -> dict[str, Any]:
     unknown = set(given) - set(kind.columns.names)
     assert not unknown, f"{kind.name} has no {unknown}"
     return {field.name: given.get(field.name, _harmless(field)) for field in kind.columns}

@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from tidegate.telemetry.housekeeping import Plan
 from tidegate.telemetry.lake import Lake
-from tidegate.telemetry.recorder import table_of
+from tidegate.telemetry.recorder import CompactionPlan, table_of
 from tidegate.telemetry.schemas import EVENTS
 
 # 2026-09-21 14:13:20 UTC
@@ -51,7 +50,7 @@ def lake_with_everything(folder: Path) -> Lake:
     return lake
 
 
-def plan(folder: Path, **changes: object) -> Plan:
+def plan(folder: Path, **changes: object) -> CompactionPlan:
     """A round for node-1 long after the hour, to which replaced files are old enough to go."""
     values: dict[str, object] = {
         "lake": str(folder),
@@ -61,4 +60,4 @@ def plan(folder: Path, **changes: object) -> Plan:
         "orphaned_s": 1e12,
         "linger_s": -1e12,
     }
-    return msgspec.convert(values | changes, Plan)
+    return msgspec.convert(values | changes, CompactionPlan)

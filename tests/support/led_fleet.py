@@ -12,15 +12,14 @@ from places import SUPPORT
 from waiting import eventually_async
 
 import tidegate
-from tidegate.core.fleet import MachineInfo, MachineState
-from tidegate.core.scaling import Scaling
+from tidegate.broker.node import Node
+from tidegate.core.machines import MachineInfo, MachineState
+from tidegate.core.runtime import NodeLimits
+from tidegate.core.topology import Scaling
 from tidegate.fleet.fleet import Fleet, FleetOptions
-from tidegate.fleet.parent import identity_of
-from tidegate.fleet.process_tree import ProcessTree
-from tidegate.fleet.providers.process import MARK_VARIABLE, ProcessProvider
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
-from tidegate.storage.postgres import PostgresStore
+from tidegate.fleet.process import ProcessTree, process_identity
+from tidegate.fleet.providers import MARK_VARIABLE, ProcessProvider
+from tidegate.storage.postgres.store import PostgresStore
 
 # Of machines and of who leads: nobody is taken for dead because the computer is busy. A test that
 # kills a node ends its lease by itself. Nodes take over queues at each third of it.
@@ -36,7 +35,7 @@ class FleetUnderTest:
         self.url = url
         self.folder = folder
         self.store = PostgresStore(url)
-        self.node = Node(PostgresStore(url), limits=Limits(lease_s=LEASE_S))
+        self.node = Node(PostgresStore(url), limits=NodeLimits(lease_s=LEASE_S))
         self.machines_folder = folder / "fleet"
         self.boot_s = boot_s
         self._providers: list[ProcessProvider] = []
@@ -187,5 +186,5 @@ class FleetUnderTest:
 
 
 def kill(pid: int) -> None:
-    assert identity_of(pid) is not None
+    assert process_identity(pid) is not None
     os.kill(pid, signal.SIGKILL)

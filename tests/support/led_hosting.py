@@ -16,12 +16,12 @@ from hosted_modules import write_shop
 from led_fleet import LOOK_S, FleetUnderTest
 from waiting import eventually_async
 
-from tidegate.adapters.native.actuator import NativeActuator
-from tidegate.control.fleet_loop import FleetLoop
 from tidegate.control.journal import Journal
-from tidegate.control.learned import Learned
-from tidegate.control.provisioner import Provisioner
-from tidegate.core.hosting import Instance, InstanceState, ServiceSpec
+from tidegate.control.learned import AcceptedModels
+from tidegate.control.machines import FleetLoop
+from tidegate.control.provisioning import Provisioner
+from tidegate.core.services import Instance, InstanceState, ServiceSpec
+from tidegate.engines.native.actuator import NativeActuator
 
 Instances = dict[int, Instance]
 
@@ -37,7 +37,7 @@ class LedHosting(FleetUnderTest):
             Provisioner(),
             NativeActuator(self.store, self.node.neighbours.ask),
             Journal(self.store, None, time.time),
-            Learned(None),
+            AcceptedModels(None),
         )
 
     async def deploy(self, **changes: Any) -> None:

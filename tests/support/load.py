@@ -13,9 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import tidegate
-from tidegate.lab.checker import Verdict, check
-from tidegate.lab.faults.payload import numbered, numbered_payload
-from tidegate.lab.history import HistoryWriter, merged, read_history
+from tidegate.demo.history import (
+    CheckResult,
+    HistoryWriter,
+    check,
+    merged,
+    numbered,
+    numbered_payload,
+    read_history,
+)
 
 
 class Load:
@@ -79,11 +85,11 @@ class Load:
         self._history.note("ack", "invoke", self.queue, producer, seq)
 
 
-def judged(histories: Iterable[Path]) -> Verdict:
+def judged(histories: Iterable[Path]) -> CheckResult:
     """The verdict over a queue that was drained: what nobody let go of is lost."""
     return check(merged([read_history(path) for path in histories]), stored=[])
 
 
-def assert_nothing_went_wrong(verdict: Verdict) -> None:
+def assert_nothing_went_wrong(verdict: CheckResult) -> None:
     assert verdict.examples == []
     assert verdict.outcome == "pass", str(verdict)

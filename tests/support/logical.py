@@ -9,24 +9,27 @@ from typing import Any, TypeVar
 from backing import StartNode
 from waiting import LIMIT_S
 
-from tidegate.client.address import parse_url
-from tidegate.client.link import Link
+from tidegate.broker.node import Node
+from tidegate.broker.replica import Replica
+from tidegate.broker.transactions import retry_while_moving
+from tidegate.client.connection import Transport, parse_url
 from tidegate.core.errors import Notice
-from tidegate.core.model import Mode
-from tidegate.core.ports import Store
-from tidegate.core.replication import HOMES, ReplicaPlace, ReplicaState, Role, Topology
-from tidegate.core.scaling import DEFAULT_SCALING, Scaling
-from tidegate.node.limits import Limits
-from tidegate.node.meeting import insist
-from tidegate.node.replica import Replica
-from tidegate.node.server import Node
-from tidegate.wire.packet import Packet, Request
-from tidegate.wire.packets.clients import RegisterClient
-from tidegate.wire.packets.exchange import Pull, PullResponse
-from tidegate.wire.packets.membership import Join, JoinResponse
-from tidegate.wire.packets.puts import PutMessages
-from tidegate.wire.packets.queues import CreateQueue, CreateQueueResponse
-from tidegate.wire.packets.reads import ReadMessage, ReadMessageResponse
+from tidegate.core.model import ClientMode
+from tidegate.core.runtime import NodeLimits
+from tidegate.core.store import Store
+from tidegate.core.topology import (
+    ASSIGNMENT_SLOTS,
+    DEFAULT_SCALING,
+    MemberRole,
+    ReplicaInfo,
+    ReplicaState,
+    Scaling,
+    Topology,
+)
+from tidegate.protocol.catalogue import CreateQueue, CreateQueueResponse, RegisterClient
+from tidegate.protocol.cluster import Join, JoinResponse, Pull, PullResponse
+from tidegate.protocol.messages import PutMessages, ReadMessage, ReadMessageResponse
+from tidegate.protocol.packet import Packet, Request
 
 Found = TypeVar("Found", bound=Packet)
 
@@ -44,12 +47,12 @@ class Orders:
         assert found is not None
         return found
 
-    async def place(self, number: int) -> ReplicaPlace:
+    async def place(self, number: int) -> ReplicaInfo:
         found = (await self.topology()).replica(number)
         assert found is not None
         return found
 
-    async def add_starting(self, node: Node, *, store_number: int | None = None) -> ReplicaPlace:
+    async def add_starting(self, node: Node, *, store_number: int | None = None) -> ReplicaInfo:
         """Another replica, served by this node, at which nobody is to be yet."""
         place = await self.store.add_replica(self.queue_id, self.epoch, store_number=store_number)
         assert place is not None
@@ -58,7 +61,7 @@ class Orders:
 
     async def bring(self, node: Node, queue_id: int) -> Replica:
         """Own it there, also when somebody else wants it at the same moment."""
-        return await insist(lambda: node.ownership.bring_here(queue_id))
+        return await retry_while_moving(lambda: node.ownership.bring_here(queue_id))
 
     async def set_state(self, number: int, state: ReplicaState) -> None:
         assert await self.store.set_replica_state(self.queue_id, number, state, self.epoch)
@@ -87,7 +90,7 @@ class Leader(Orders):
                 return cls(node.store, epoch, queue_id)
         raise AssertionError("nobody leads")
 
-    async def add(self, owner: Node, *, store_number: int | None = None) -> ReplicaPlace:
+    async def add(self, owner: Node, *, store_number: int | None = None) -> ReplicaInfo:
         """A replica that this node serves; its share is to be set."""
         place = await self.add_starting(owner, store_number=store_number)
         await self.set_state(place.number, ReplicaState.SERVING)
@@ -95,7 +98,7 @@ class Leader(Orders):
 
     async def set_homes(self, *numbers: int) -> None:
         """Homes in turn at these replicas."""
-        homes = [numbers[index % len(numbers)] for index in range(HOMES)]
+        homes = [numbers[index % len(numbers)] for index in range(ASSIGNMENT_SLOTS)]
         assert await self.store.set_homes(self.queue_id, homes, self.epoch)
 
 
@@ -105,14 +108,14 @@ class Talker:
     def __init__(self) -> None:
         self.pushed: list[Packet] = []
         self._came = asyncio.Event()
-        self.link: Link
+        self.link: Transport
 
     @classmethod
     async def to(cls, node: Node, name: str) -> Talker:
         talker = cls()
         host, port = parse_url(node.address)[0]
-        talker.link = await Link.open(host, port, talker._push, lambda _: None, LIMIT_S)
-        await talker.link.ask(RegisterClient(name, Mode.ADMIN))
+        talker.link = await Transport.open(host, port, talker._push, lambda _: None, LIMIT_S)
+        await talker.link.ask(RegisterClient(name, ClientMode.ADMIN))
         return talker
 
     def _push(self, packet: Packet, body: memoryview) -> None:
@@ -122,7 +125,7 @@ class Talker:
     async def ask(self, packet: Request, body: bytes | None = None) -> Packet:
         return (await self.link.ask(packet, None if body is None else [body])).packet
 
-    async def join(self, queue_id: int, role: Role, **settings: object) -> JoinResponse:
+    async def join(self, queue_id: int, role: MemberRole, **settings: object) -> JoinResponse:
         answer = await self.ask(Join(queue_id, role, **settings))  # type: ignore[arg-type]
         assert isinstance(answer, JoinResponse)
         return answer
@@ -152,14 +155,14 @@ class Scene:
         self.there = there
         self.talker = talker
         self.leader = leader
-        self.places: list[ReplicaPlace] = []
+        self.places: list[ReplicaInfo] = []
         self._batches = 0
 
     @classmethod
     async def of(
         cls, start_node: StartNode, *, stores: tuple[int, int] = (0, 0), **settings: Any
     ) -> Scene:
-        settings = {"limits": Limits(memory_bytes=2 * 1024 * 1024)} | settings
+        settings = {"limits": NodeLimits(memory_bytes=2 * 1024 * 1024)} | settings
         here, there = await start_node(**settings), await start_node(**settings)
         talker = await Talker.to(here, "talker")
         made = await talker.ask(CreateQueue("orders"))
@@ -180,21 +183,23 @@ class Scene:
         packet = PutMessages(queue_id, 7, self._batches, lengths, [5], **columns)  # type: ignore[arg-type]
         await self.talker.ask(packet, b"".join(payloads))
 
-    async def pull(self, target: ReplicaPlace, source: ReplicaPlace, count: int = 1000) -> int:
+    async def pull(self, target: ReplicaInfo, source: ReplicaInfo, count: int = 1000) -> int:
         answer = await self.talker.ask(Pull(target.queue_id, source.queue_id, count))
         assert isinstance(answer, PullResponse)
         return answer.count
 
-    async def read(self, place: ReplicaPlace) -> tuple[bytes, bool] | None:
+    async def read(self, place: ReplicaInfo) -> tuple[bytes, bool] | None:
         try:
-            answered = await insist(lambda: self.talker.link.ask(ReadMessage(place.queue_id)))
+            answered = await retry_while_moving(
+                lambda: self.talker.link.ask(ReadMessage(place.queue_id))
+            )
         except Notice:
             return None
         assert isinstance(answered.packet, ReadMessageResponse)
         run = answered.packet.run
         return bytes(answered.body), run.redelivered or run.deliveries[0] > 1
 
-    async def drain(self, place: ReplicaPlace) -> list[tuple[bytes, bool]]:
+    async def drain(self, place: ReplicaInfo) -> list[tuple[bytes, bool]]:
         found = []
         while (message := await self.read(place)) is not None:
             found.append(message)

@@ -7,13 +7,20 @@ from collections import Counter
 from logical import Orders
 from waiting import eventually_async
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.core.replication import HOMES, ReplicaPlace, ReplicaState
-from tidegate.core.scaling import Range, Scaling, ScalingPolicy, Steering
-from tidegate.node.server import Node
+from tidegate.core.topology import (
+    ASSIGNMENT_SLOTS,
+    ControlMode,
+    Range,
+    ReplicaInfo,
+    ReplicaState,
+    Scaling,
+    ScalingPolicy,
+)
 
 # What is ordered here, no loop undoes.
-SCALING = Scaling(replicas=Range(1, 8), policy=ScalingPolicy.FIXED, steering=Steering.RECOMMEND)
+SCALING = Scaling(replicas=Range(1, 8), policy=ScalingPolicy.FIXED, steering=ControlMode.RECOMMEND)
 
 
 class LogicalQueue(Orders):
@@ -37,14 +44,14 @@ class LogicalQueue(Orders):
             await queue.add(nodes[number % len(nodes)])
         return queue
 
-    async def add(self, node: Node, *, is_home: bool = True) -> ReplicaPlace:
+    async def add(self, node: Node, *, is_home: bool = True) -> ReplicaInfo:
         """Another replica, served by this node; all get the same share."""
         place = await self.add_starting(node)
         await self.set_state(place.number, ReplicaState.SERVING)
         serving = [p.number for p in (await self.topology()).replicas]
         await self.share({number: 1 / len(serving) for number in serving})
         if place.number == 1 and is_home:
-            await self.set_homes([1] * HOMES)
+            await self.set_homes([1] * ASSIGNMENT_SLOTS)
         return place
 
     async def share(self, shares: dict[int, float]) -> None:

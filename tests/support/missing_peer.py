@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidegate.lab.peers.server import ServerMissing
+from tidegate_lab.peers.servers import ServerMissing
 
 
 @contextlib.contextmanager

@@ -10,17 +10,17 @@ import asyncio
 import json
 import sys
 
-from tidegate.core.replication import Move
-from tidegate.storage.several import SeveralStores
+from tidegate.core.topology import SegmentMove
+from tidegate.storage.sharded import ShardedStore
 
 
 async def main() -> None:
-    store = SeveralStores(sys.argv[1].split())
+    store = ShardedStore(sys.argv[1].split())
     await store.open()
     if sys.argv[2] == "finish":
         print(await store.finish_moves(int(sys.argv[3]), int(sys.argv[4])))
     else:
-        print(await store.move(Move(*json.loads(sys.argv[2]))))
+        print(await store.move(SegmentMove(*json.loads(sys.argv[2]))))
     await store.close()
 
 

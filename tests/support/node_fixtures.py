@@ -25,15 +25,15 @@ from backing import (
 from made_database import UNSYNCED, copy_of_database, quick_folder
 from rabbitmq import VirtualHost, broker_or_skip
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.core.ports import Store
-from tidegate.lab.peers.rabbitmq_server import RabbitmqServer
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
+from tidegate.core.runtime import NodeLimits
+from tidegate.core.store import Store
 from tidegate.storage.embedded import EmbeddedPostgres
+from tidegate_lab.peers.servers import RabbitmqServer
 
 TEST_S_MAX = 90.0
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = NodeLimits()
 # Of nodes whose test does not say: no node is declared dead while the machine is busy elsewhere.
 LEASE_S = 60.0
 
@@ -151,7 +151,7 @@ async def start_node(backing: Backing) -> AsyncIterator[StartNode]:
     """Start a node; all share what `backing` holds."""
     started: list[Node] = []
 
-    async def start(*, limits: Limits = DEFAULT_LIMITS, **settings: Any) -> Node:
+    async def start(*, limits: NodeLimits = DEFAULT_LIMITS, **settings: Any) -> Node:
         if limits.lease_s == DEFAULT_LIMITS.lease_s:
             limits = msgspec.structs.replace(limits, lease_s=LEASE_S)
         settings["limits"] = limits

@@ -25,12 +25,12 @@ from hypothesis.stateful import (
     rule,
 )
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.client.message import Message
 from tidegate.core import errors as e
 from tidegate.core.model import DEFAULT_POLICY
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
+from tidegate.core.runtime import NodeLimits
 
 Result = TypeVar("Result")
 
@@ -130,7 +130,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.node = Node(
             self.backing.store(),
             clock=self.clock,
-            limits=Limits(
+            limits=NodeLimits(
                 memory_bytes=self.memory_bytes,
                 lease_s=FOREVER_S,
                 heartbeat_s=FOREVER_S,

@@ -7,16 +7,16 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from tidegate.adapters.native.actuator import NativeActuator
-from tidegate.adapters.native.sensor import NativeSensor
-from tidegate.control.steering import Steering
-from tidegate.core.ending import ended
-from tidegate.node.server import Node
+from tidegate.broker.node import Node
+from tidegate.control.leader import ControlLoops
+from tidegate.core.runtime import cancel_and_wait
+from tidegate.engines.native.actuator import NativeActuator
+from tidegate.engines.native.sensor import NativeSensor
 
 
 @contextlib.asynccontextmanager
-async def steered(node: Node, **settings: Any) -> AsyncIterator[Steering]:
-    steering = Steering(
+async def steered(node: Node, **settings: Any) -> AsyncIterator[ControlLoops]:
+    steering = ControlLoops(
         node.store,
         lambda: node.member_id,
         NativeSensor(node.store.members, node.neighbours.asked),
@@ -28,4 +28,4 @@ async def steered(node: Node, **settings: Any) -> AsyncIterator[Steering]:
     try:
         yield steering
     finally:
-        await ended([running])
+        await cancel_and_wait([running])

@@ -6,22 +6,21 @@ from typing import Any
 
 import msgspec
 
-from tidegate.adapters.native.looks import ClusterLook
-from tidegate.core.replication import ReplicaPlace, ReplicaState, Topology
-from tidegate.core.scaling import Scaling
-from tidegate.telemetry.numbers import (
-    ClusterNumbers,
-    ConsumerNumbers,
+from tidegate.core.topology import ReplicaInfo, ReplicaState, Scaling, Topology
+from tidegate.engines.native.sensor import SensorClusterStats
+from tidegate.telemetry.stats import (
+    ClusterStats,
+    ConsumerStats,
     Durations,
-    NodeNumbers,
-    PhaseNumbers,
-    QueueNumbers,
+    NodeStats,
+    PhaseStats,
+    QueueStats,
 )
 
 ALIAS_ID = 10
 
 
-def queue(queue_id: int, **changes: Any) -> QueueNumbers:
+def queue(queue_id: int, **changes: Any) -> QueueStats:
     values: dict[str, Any] = {
         "queue_id": queue_id,
         "name": f"queue {queue_id}",
@@ -46,11 +45,11 @@ def queue(queue_id: int, **changes: Any) -> QueueNumbers:
         "service": Durations(),
         "consumers": [],
     }
-    return QueueNumbers(**(values | changes))
+    return QueueStats(**(values | changes))
 
 
-def consumer(number: int, prefetch: int = 10, unacknowledged: int = 0) -> ConsumerNumbers:
-    return ConsumerNumbers(
+def consumer(number: int, prefetch: int = 10, unacknowledged: int = 0) -> ConsumerStats:
+    return ConsumerStats(
         consumer=number,
         client_id=number,
         client_name=f"client {number}",
@@ -65,7 +64,7 @@ def consumer(number: int, prefetch: int = 10, unacknowledged: int = 0) -> Consum
     )
 
 
-def node(member_id: int, *queues: QueueNumbers, **changes: Any) -> NodeNumbers:
+def node(member_id: int, *queues: QueueStats, **changes: Any) -> NodeStats:
     values: dict[str, Any] = {
         "member_id": member_id,
         "name": f"node {member_id}",
@@ -82,18 +81,18 @@ def node(member_id: int, *queues: QueueNumbers, **changes: Any) -> NodeNumbers:
         "packets_in": 0,
         "packets_out": 0,
         "queues": list(queues),
-        "phases": PhaseNumbers(*(Durations() for _ in range(5))),
+        "phases": PhaseStats(*(Durations() for _ in range(5))),
     }
-    return NodeNumbers(**(values | changes))
+    return NodeStats(**(values | changes))
 
 
-def cluster(*nodes: NodeNumbers) -> ClusterLook:
+def cluster(*nodes: NodeStats) -> SensorClusterStats:
     """As it travels, and as the sensor reads it."""
-    said = msgspec.json.encode(ClusterNumbers(list(nodes)))
-    return msgspec.json.decode(said, type=ClusterLook)
+    said = msgspec.json.encode(ClusterStats(list(nodes)))
+    return msgspec.json.decode(said, type=SensorClusterStats)
 
 
-def place(number: int, **changes: Any) -> ReplicaPlace:
+def place(number: int, **changes: Any) -> ReplicaInfo:
     values: dict[str, Any] = {
         "queue_id": ALIAS_ID + number,
         "number": number,
@@ -101,8 +100,8 @@ def place(number: int, **changes: Any) -> ReplicaPlace:
         "share": 0.5,
         "address": "tidegate://127.0.0.1:1",
     }
-    return ReplicaPlace(**(values | changes))
+    return ReplicaInfo(**(values | changes))
 
 
-def topology(*places: ReplicaPlace, homes: list[int] | None = None, **scaling: Any) -> Topology:
+def topology(*places: ReplicaInfo, homes: list[int] | None = None, **scaling: Any) -> Topology:
     return Topology(ALIAS_ID, "orders", 1, Scaling(**scaling), list(places), homes or [])

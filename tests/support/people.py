@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 
-from tidegate.access.scram import keys_of
-from tidegate.client.credentials import Credentials
-from tidegate.core.users import ROLES, Grant, Keys, User
-from tidegate.node.server import Node
+from tidegate.broker.node import Node
+from tidegate.client.connection import Credentials
+from tidegate.core.model import ROLES, Grant, PasswordKeys, User
+from tidegate.protocol.scram import derive_keys
 
 PASSWORD = "correct horse battery"
 
 
 @functools.cache
-def _keys() -> Keys:
+def _keys() -> PasswordKeys:
     """Made once: that they take long to make is their point."""
-    return keys_of(PASSWORD, iterations=4096)
+    return derive_keys(PASSWORD, iterations=4096)
 
 
 def user(name: str, **patterns: str) -> User:

@@ -11,7 +11,7 @@ from lake_of import LakeOf
 from refused_command import RefusedCommand, Said
 
 from tidegate.cli import app
-from tidegate.pipeline import learning, session
+from tidegate.pipeline import learn, session
 
 
 @pytest.fixture
@@ -28,13 +28,13 @@ def refused_command(
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("TIDEGATE_")]:
         monkeypatch.delenv(name)
-    for place in (session, learning):
+    for place in (session, learn):
         monkeypatch.setattr(place, "spark_session", None)
 
     def run(*words: str | Path) -> Said:
         monkeypatch.setattr(sys, "argv", ["tidegate", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
-            app.main()
+            app.run_app()
         printed = capsys.readouterr()
         return Said(ended.value.code, printed.out, printed.err)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.laws.least_squares import FIELDS, Sums
+from tidegate.laws.prefetch.fit import FIELDS, RegressionSums
 
 Array = NDArray[np.float64]
 
@@ -21,10 +21,10 @@ class Samples:
     u: Array
     y_next: Array
 
-    def sums(self) -> Sums:
+    def sums(self) -> RegressionSums:
         return summed(self.y, self.u, self.y_next)
 
-    def by_prefetch(self) -> dict[float, Sums]:
+    def by_prefetch(self) -> dict[float, RegressionSums]:
         return {
             float(prefetch): Samples(
                 self.y[self.u == prefetch], self.u[self.u == prefetch],
@@ -42,9 +42,9 @@ class Samples:
         return Samples(self.y[chosen], self.u[chosen], self.y_next[chosen])
 
 
-def summed(y: Array, u: Array, y_next: Array) -> Sums:
-    each = Sums.of(y, u, y_next)
-    return Sums(*(float(np.sum(getattr(each, name))) for name in FIELDS))
+def summed(y: Array, u: Array, y_next: Array) -> RegressionSums:
+    each = RegressionSums.of(y, u, y_next)
+    return RegressionSums(*(float(np.sum(getattr(each, name))) for name in FIELDS))
 
 
 def plant(

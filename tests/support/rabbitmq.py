@@ -20,13 +20,13 @@ from urllib.parse import quote
 
 import pytest
 
-from tidegate.lab.peers.rabbitmq_server import (
+from tidegate_lab.peers.servers import (
     CONSISTENT_HASH_EXCHANGE,
     MANAGEMENT,
     RabbitmqServer,
+    ServerMissing,
     rabbitmq_server,
 )
-from tidegate.lab.peers.server import ServerMissing
 
 PLUGINS = (MANAGEMENT, CONSISTENT_HASH_EXCHANGE)
 # Numbers of the management API are at most this old; RabbitMQ's own 5 s would be waited for.

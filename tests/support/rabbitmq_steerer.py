@@ -9,16 +9,15 @@ from typing import Self
 from rabbitmq import VirtualHost
 from waiting import eventually_async
 
-from tidegate.adapters.rabbitmq.address import parse_address
-from tidegate.adapters.rabbitmq.elastic.actuator import RabbitmqActuator
-from tidegate.adapters.rabbitmq.elastic.link import SteererLink
-from tidegate.adapters.rabbitmq.elastic.sensor import RabbitmqSensor
-from tidegate.adapters.rabbitmq.elastic.topology import ElasticTopology
-from tidegate.adapters.rabbitmq.management import ManagementApi
 from tidegate.control.journal import Journal
-from tidegate.control.rabbitmq_loop import RabbitmqLoop
-from tidegate.core.scaling import Range, Scaling, Steering
-from tidegate.core.steering import Decision
+from tidegate.control.queues.rabbitmq import RabbitmqLoop
+from tidegate.core.decisions import Decision
+from tidegate.core.topology import ControlMode, Range, Scaling
+from tidegate.engines.rabbitmq.actuator import RabbitmqActuator
+from tidegate.engines.rabbitmq.client import parse_address
+from tidegate.engines.rabbitmq.management import ManagementApi
+from tidegate.engines.rabbitmq.sensor import RabbitmqSensor
+from tidegate.engines.rabbitmq.topology import ControllerConnection, ElasticTopology
 
 QUEUE = "orders"
 
@@ -26,7 +25,7 @@ QUEUE = "orders"
 def wanted(replicas: int) -> Scaling:
     """So many, as a person has said."""
     return Scaling(
-        replicas=Range(0, 8), steering=Steering.MANUAL, replicas_wanted=replicas, step_max=8
+        replicas=Range(0, 8), steering=ControlMode.MANUAL, replicas_wanted=replicas, step_max=8
     )
 
 
@@ -36,7 +35,7 @@ class Steerer:
     def __init__(
         self, url: str, scaling: Scaling, *, management: ManagementApi | None = None
     ) -> None:
-        self.link = SteererLink(parse_address(url))
+        self.link = ControllerConnection(parse_address(url))
         self.actuator = RabbitmqActuator(self.link, QUEUE)
         self.decisions: list[Decision] = []
         self._loop = RabbitmqLoop(

@@ -11,15 +11,21 @@ from rabbitmq_steerer import QUEUE
 
 import tidegate
 from tidegate.client.client import Client
-from tidegate.lab.checker import Outstanding, Verdict, check
-from tidegate.lab.history import Event, Operation, payload_hash
+from tidegate.demo.history import (
+    CheckResult,
+    HistoryEvent,
+    Operation,
+    Outstanding,
+    check,
+    payload_hash,
+)
 
 
 class Traffic:
     """One producer, and consumers that come and go."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events: list[HistoryEvent] = []
         self.put = 0
         self.delivered: set[int] = set()
         self._outstanding = Outstanding()
@@ -63,7 +69,7 @@ class Traffic:
         phase: str = "ok",
         redelivered: bool = False,
     ) -> None:
-        event = Event(
+        event = HistoryEvent(
             t=time.monotonic(),
             process=process,
             op=op,
@@ -77,7 +83,7 @@ class Traffic:
         self.events.append(event)
         self._outstanding.feed(event)
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> CheckResult:
         return check(self.events, stored=set(), replicated=[QUEUE])
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tidegate.lab.bench.synthetic_lake import BEGINS_S, HOUR_S, SyntheticLake, SyntheticOptions
 from tidegate.telemetry.lake import Lake
 from tidegate.telemetry.schemas import CONSUMER_SAMPLES
+from tidegate_lab.bench.synthetic_lake import BEGINS_S, HOUR_S, SyntheticLake, SyntheticOptions
 
 # Whose prefetch never changed.
 IDLE = "payments/clerk"

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from backing import PostgresBacking
 
-from tidegate.cli.settings.reader import load_settings
-from tidegate.cli.steering_wiring import steered
+from tidegate.broker.node import Node
+from tidegate.cli.settings import load_settings
+from tidegate.cli.wiring import running_loops
 from tidegate.client.blocking import LoopThread
-from tidegate.node.server import Node
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def served_node(embedded_url: str) -> Iterator[ServedNode]:
     is_steered = asyncio.Event()
 
     async def steer() -> None:
-        async with steered(node, settings, [backing.url]):
+        async with running_loops(node, settings, [backing.url]):
             is_steered.set()
             await over.wait()
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import httpx
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.client.credentials import Credentials
-from tidegate.console.application import ConsoleOptions, console_application
-from tidegate.console.doorkeeper import allowed_hosts
-from tidegate.console.server import listening, serving
-from tidegate.node.server import Node
+from tidegate.client.connection import Credentials
+from tidegate.console.application import ConsoleOptions, console_application, listening, serving
+from tidegate.console.security import allowed_hosts
 
 
 class Console:

@@ -8,7 +8,7 @@ from typing import Any
 
 from knowledge_of import NOON, KnowledgeOf
 
-from tidegate.agreement.document import Agreement, parse_agreement
+from tidegate.agreements.document import Agreement, parse_agreement
 
 SHOP = """
 name = "shop agreement"

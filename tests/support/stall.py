@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 import h11
 
-from tidegate.core.hosting import Backend
+from tidegate.core.services import Backend
 
 
 class Stall:

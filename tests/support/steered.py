@@ -7,13 +7,13 @@ import contextlib
 from collections.abc import AsyncIterator
 from statistics import mean
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.client.subscription import Subscription
-from tidegate.control.prefetch_journal import PrefetchJournal
-from tidegate.control.prefetch_loop import PrefetchLoop
-from tidegate.core.ending import ended
-from tidegate.node.server import Node
-from tidegate.telemetry.numbers import ConsumerNumbers, ControlNumbers
+from tidegate.control.journal import PrefetchJournal
+from tidegate.control.prefetch import PrefetchLoop
+from tidegate.core.runtime import cancel_and_wait
+from tidegate.telemetry.stats import ConsumerStats, ControlStats
 
 QUEUE = "orders"
 # Looked at together: one sample of a tenth of a second holds some fifteen messages.
@@ -32,7 +32,7 @@ async def steering(node: Node) -> AsyncIterator[PrefetchLoop]:
     try:
         yield loop
     finally:
-        await ended([running])
+        await cancel_and_wait([running])
 
 
 async def fill(mq: Client, count: int = _STOCK) -> None:
@@ -55,7 +55,7 @@ class Worker:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await ended(self._tasks)
+        await cancel_and_wait(self._tasks)
         await self.subscription.__aexit__(None, None, None)
 
     async def _work(self) -> None:
@@ -72,7 +72,7 @@ class Watch:
     def __init__(self, mq: Client) -> None:
         self._mq = mq
 
-    async def consumers(self) -> list[ConsumerNumbers]:
+    async def consumers(self) -> list[ConsumerStats]:
         """Those that are steered, with their steps."""
         found = await self._mq.stats(QUEUE, steps=60)
         return [
@@ -83,22 +83,22 @@ class Watch:
             if one.control
         ]
 
-    async def after(self, seconds: float) -> list[ConsumerNumbers]:
+    async def after(self, seconds: float) -> list[ConsumerStats]:
         """Those that are steered when so much time has passed."""
         await asyncio.sleep(seconds)  # in virtual time: nothing waits
         return await self.consumers()
 
-    async def only(self, after_s: float) -> ConsumerNumbers:
+    async def only(self, after_s: float) -> ConsumerStats:
         """The one that is steered when so much time has passed."""
         [one] = await self.after(after_s)
         return one
 
 
-def rate_of(steps: list[ControlNumbers]) -> float:
+def rate_of(steps: list[ControlStats]) -> float:
     """Messages a second, over all of them."""
     seconds = sum(step.interval_s for step in steps)
     return sum((step.rate_per_s or 0.0) * step.interval_s for step in steps) / seconds
 
 
-def level_of(steps: list[ControlNumbers]) -> float:
+def level_of(steps: list[ControlStats]) -> float:
     return mean(step.level for step in steps)

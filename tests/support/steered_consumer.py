@@ -7,8 +7,8 @@ import random
 from dataclasses import dataclass, field
 
 from tidegate.core.prefetch import ConsumerSample
-from tidegate.laws.control_step import ControlStep
-from tidegate.laws.prefetch_steering import PrefetchSteering
+from tidegate.laws.prefetch.controller import ControlStep
+from tidegate.laws.prefetch.loop import PrefetchRegulator
 
 TICKS = 20
 
@@ -38,7 +38,7 @@ class SteeredConsumer:
     prefetches: list[int] = field(default_factory=list)
     held: float = 0.0
 
-    def run(self, steering: PrefetchSteering, samples: int) -> list[float]:
+    def run(self, steering: PrefetchRegulator, samples: int) -> list[float]:
         """The true rates of so many samples."""
         first = len(self.rates)
         for _ in range(samples):

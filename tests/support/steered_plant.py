@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tidegate.laws.control_step import Controller, ControlStep, Sample
+from tidegate.laws.prefetch.controller import Controller, ControlSample, ControlStep
 
 SAMPLE_S = 1.0
 
@@ -43,7 +43,7 @@ class SteeredPlant:
             measured_k = max(k - self.late_samples, 0)
             measured = self.rates[measured_k] + self.noise(k)
             step = controller.step(
-                Sample(k * SAMPLE_S, None if self.is_lost(k) else measured, target_per_s)
+                ControlSample(k * SAMPLE_S, None if self.is_lost(k) else measured, target_per_s)
             )
             self.steps.append(step)
             self.prefetch = step.output

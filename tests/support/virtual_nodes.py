@@ -17,14 +17,14 @@ import pytest
 from backing import Backing, StartNode
 from node_fixtures import connect, mq, node
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.core.ports import Clock, Store
-from tidegate.lab.faults.proxy import TcpProxy
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
+from tidegate.core.runtime import NodeLimits
+from tidegate.core.store import Clock, Store
 from tidegate.storage.memory import MemoryStore
 from tidegate.testing.network import DOMAIN
 from tidegate.testing.virtual_time import VirtualTimeLoop, run
+from tidegate_lab.faults.proxy import TcpProxy
 
 __all__ = [
     "backing",
@@ -101,7 +101,7 @@ async def start_node(backing: Backing, clock: Clock) -> AsyncIterator[StartNode]
 
     async def start(**settings: Any) -> Node:
         name = f"node-{len(started) + 1}"
-        settings = {"limits": Limits(lease_s=60.0, settle_linger_s=0.001), **settings}
+        settings = {"limits": NodeLimits(lease_s=60.0, settle_linger_s=0.001), **settings}
         node = Node(backing.store(), host=name + DOMAIN, name=name, clock=clock, **settings)
         await node.start()
         started.append(node)
@@ -143,7 +143,7 @@ async def virtual_node() -> AsyncIterator[VirtualNode]:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop), "use it in a test that runs `in_virtual_time`"
     clock = VirtualClock()
-    node = Node(MemoryStore(clock), host="node" + DOMAIN, port=0, limits=Limits(), clock=clock)
+    node = Node(MemoryStore(clock), host="node" + DOMAIN, port=0, limits=NodeLimits(), clock=clock)
     await node.start()
     try:
         async with AsyncExitStack() as stack:

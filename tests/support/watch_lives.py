@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tidegate.agreement.document import read_agreements
+from tidegate.agreements.document import read_agreements
 from tidegate.pipeline.session import SparkOptions, spark_session
-from tidegate.pipeline.watching.watch import WatchOptions, watching
+from tidegate.pipeline.watch import WatchOptions, run_watch
 
 # None of them lives long enough for compiled code to pay.
 SHORT_LIVED = {
@@ -38,7 +38,7 @@ def main() -> None:
                 agreements=read_agreements([Path(agreement)]),
                 files_max=int(files_max),
             )
-            with watching(spark, options, say_found) as watch:
+            with run_watch(spark, options, say_found) as watch:
                 watch.run_once()
 
 

@@ -8,7 +8,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidegate.telemetry.knowledge import SCHEMA, JobRecord, Knowledge, Model, Reading, Run
+from tidegate.telemetry.models import (
+    SCHEMA,
+    JobRecord,
+    LearningRun,
+    ModelRegistry,
+    ReadCounts,
+    StoredModel,
+)
 
 REASON = "the prefetch took 2 values only: nothing can be learned from that"
 # Would say so on the page, if it could.
@@ -20,7 +27,7 @@ def write_models(folder: Path) -> None:
     now = datetime.now(UTC)
     begun = now - timedelta(hours=1)
     span = {"from_s": begun.timestamp(), "to_s": now.timestamp()}
-    knowledge = Knowledge(folder)
+    knowledge = ModelRegistry(folder)
     run = knowledge.begin_run(now)
     law = {"rate_per_s": 120.0, "contention": 0.05, "coherency": 0.001}
     points = [
@@ -35,7 +42,7 @@ def write_models(folder: Path) -> None:
         run,
         now,
         [
-            Model(
+            StoredModel(
                 subject="orders",
                 accepted=True,
                 reason="fits",
@@ -51,7 +58,7 @@ def write_models(folder: Path) -> None:
         run,
         now,
         [
-            Model(
+            StoredModel(
                 subject="payments",
                 accepted=False,
                 reason=REASON,
@@ -63,7 +70,7 @@ def write_models(folder: Path) -> None:
         ],
     )
     knowledge.finish_run(
-        Run(
+        LearningRun(
             schema=SCHEMA,
             run=run,
             learned_at=now,
@@ -72,7 +79,7 @@ def write_models(folder: Path) -> None:
             seconds=1.0,
             lake="lake",
             agreements=[],
-            reading={"queue_samples": Reading(files=1, rows=3640)},
+            reading={"queue_samples": ReadCounts(files=1, rows=3640)},
             jobs=[JobRecord("everything", 1.0, {"capacity": len(points)})],
         )
     )

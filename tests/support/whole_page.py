@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from pathlib import Path
 
-from tidegate.lab.report.section import Section
+from tidegate_lab.report import ExperimentSection
 
 
 class _Tags(HTMLParser):
@@ -34,7 +34,7 @@ def assert_whole(page: str, images: int) -> None:
     assert "https://" not in page
 
 
-def drawn(section: Section, folder: Path) -> Section:
+def drawn(section: ExperimentSection, folder: Path) -> ExperimentSection:
     for drawing in section.drawings:
         assert (folder / drawing.file).stat().st_size > 1000, drawing.file
     assert section.as_json()["data"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from tidegate.agreement.writing import quoted
+from tidegate.agreements.document import toml_quoted
 
 PERCENTILES = ("50", "90", "95", "99", "995", "999", "9999")
-SECONDS = st.floats(1e-6, 1e7).map(lambda value: quoted(f"{value:.6f}s")) | st.sampled_from(
+SECONDS = st.floats(1e-6, 1e7).map(lambda value: toml_quoted(f"{value:.6f}s")) | st.sampled_from(
     ['"250ms"', '"6s"', '"90s"', '"5m"', '"2h"']
 )
 BYTES = st.sampled_from(['"512MiB"', '"64MB"', '"1KiB"', "1", "9007199254740993"]) | st.integers(
@@ -17,8 +17,8 @@ NUMBERS = st.floats(1e-6, 1e12).map(repr) | st.integers(1, 10**9).map(str)
 FRACTIONS = st.floats(1e-9, 1.0, exclude_max=True).map(repr)
 MARGINS = st.integers(1, 99).map(lambda percent: f'"{percent}%"') | st.just('"learned"')
 # Letters that XML may hold, and no space at the ends, which it does not keep.
-PRINTED = st.from_regex(r"[a-zé<&\"'_.]([a-z *?>é-]{0,10}[a-z*])?", fullmatch=True).map(quoted)
-NAMES = st.text(min_size=1, max_size=40).filter(str.strip).map(quoted)
+PRINTED = st.from_regex(r"[a-zé<&\"'_.]([a-z *?>é-]{0,10}[a-z*])?", fullmatch=True).map(toml_quoted)
+NAMES = st.text(min_size=1, max_size=40).filter(str.strip).map(toml_quoted)
 
 
 @st.composite

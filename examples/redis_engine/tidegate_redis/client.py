@@ -10,9 +10,14 @@ from typing import Any, Literal, NamedTuple, NoReturn, Self, Unpack
 
 import msgspec
 
-from tidegate.client.checks import check_count, checked_payload
 from tidegate.client.client import Client
-from tidegate.client.options import PutOptions, check_seconds, checked_options
+from tidegate.client.options import (
+    PutOptions,
+    check_count,
+    check_seconds,
+    checked_options,
+    checked_payload,
+)
 from tidegate.core.errors import InvalidValue, NoReply, QueueNameNotUnique
 from tidegate.core.model import DEFAULT_POLICY, PRIORITY_DEFAULT, QueuePolicy
 from tidegate_redis import scripts

@@ -96,7 +96,7 @@ class Metric:
         return int(match["digits"]) / 10 ** len(match["digits"]) if match else None
 
 
-def kind_of(name: str) -> MetricKind | None:
+def metric_kind(name: str) -> MetricKind | None:
     """Return the kind of a metric by its name; None if the metric does not exist."""
     match = _PERCENTILE.fullmatch(name)
     if match is None:
@@ -154,3 +154,19 @@ def warning_point(kind: MetricKind, breach: float, margin: float) -> float:
         # Bytes are whole numbers.
         return float(math.ceil(breach * (1.0 + margin)))
     return breach * (1.0 - margin if kind.worse is Worse.LARGER else 1.0 + margin)
+
+
+# -- agreement --
+# Agreements: what a service promises, and whether it keeps the promises.
+#
+# The package is pure: it does no I/O except reading agreement files, and it uses no clock.
+#
+#     document     the TOML document            contradictions    promises that exclude each other
+#     windows      samples to verdicts          violations        begin and end of violations
+#     history      burn rates, error budget     learned_warnings  warning points from measurements
+#     ledger       all of these, incrementally
+#     openslo_*    OpenSLO import and export    tapas             TAPAS XML import
+#
+# `evaluation` has the formulas. Capacity planning for an agreement is in `control`, because it
+# needs
+# control laws. The control loops and doors that act on agreements are in `control` and `cli`.

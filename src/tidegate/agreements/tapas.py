@@ -19,15 +19,13 @@ Otherwise `warningMargin="1s"` would warn at 1 s, and not 1 s before the breach.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+from xml.parsers import expat
 
-from tidegate.agreement.complaints import Complaint
-from tidegate.agreement.document import Agreement, AgreementInvalid, agreement_of
-from tidegate.agreement.lines import Key
-from tidegate.agreement.promises import LEARNED
-from tidegate.agreement.xml_elements import Element, XmlRefused, element_tree
-from tidegate.core.complaint import meant
+from tidegate.agreements.document import LEARNED, Agreement, AgreementInvalid, agreement_from_keys
+from tidegate.agreements.problems import DocumentProblem, Key
+from tidegate.core.text import suggestion_for
 
 # TAPAS promises every request. A worst case can be measured but not promised, so the default is
 # p99.
@@ -72,7 +70,7 @@ _NUMBERS = {"objective", "min", "max", "sla_delta", "capacity", "load_max"}
 _NUMERIC_METRICS = {"throughput", "availability"}
 
 
-def parse_tapas(content: bytes, source: str) -> tuple[Agreement, list[Complaint]]:
+def parse_tapas(content: bytes, source: str) -> tuple[Agreement, list[DocumentProblem]]:
     """Return the agreement in an XML document, and notes on parts that were interpreted.
 
     Raise `AgreementInvalid` if the document cannot be imported.
@@ -80,14 +78,14 @@ def parse_tapas(content: bytes, source: str) -> tuple[Agreement, list[Complaint]
     try:
         root = element_tree(content)
     except XmlRefused as refused:
-        wrong = Complaint(source, refused.line, "", refused.reason)
+        wrong = DocumentProblem(source, refused.line, "", refused.reason)
         raise AgreementInvalid([wrong]) from refused
     reading = _Reading(source)
     reading.root(root)
     if reading.wrong:
         raise AgreementInvalid(reading.wrong)
     try:
-        return agreement_of(reading.document, reading.lines, source), reading.notes
+        return agreement_from_keys(reading.document, reading.lines, source), reading.notes
     except AgreementInvalid as invalid:
         # Name the XML attribute. Drop the remedy, which is written for TOML.
         raise AgreementInvalid(
@@ -107,8 +105,8 @@ class _Reading:
         self.lines: dict[Key, int] = {}
         # Maps a key of the agreement document to its name in XML.
         self.names: dict[str, str] = {}
-        self.wrong: list[Complaint] = []
-        self.notes: list[Complaint] = []
+        self.wrong: list[DocumentProblem] = []
+        self.notes: list[DocumentProblem] = []
 
     def root(self, root: Element) -> None:
         if root.name != _ROOT:
@@ -129,7 +127,9 @@ class _Reading:
                 self._metric(child, metrics)
             else:
                 words = [*_METRICS, "Cluster"]
-                self._refuse(child, "", f"there is no such element{meant(child.name, words)}")
+                self._refuse(
+                    child, "", f"there is no such element{suggestion_for(child.name, words)}"
+                )
         self._refuse_content(root, children=True)
         self.document["metrics"] = metrics
         self.lines.setdefault(("metrics",), root.line)
@@ -232,7 +232,9 @@ class _Reading:
         for attribute, said in element.attributes.items():
             if attribute not in known:
                 self._refuse(
-                    element, attribute, f"there is no such attribute{meant(attribute, known)}"
+                    element,
+                    attribute,
+                    f"there is no such attribute{suggestion_for(attribute, known)}",
                 )
                 continue
             name = known[attribute]
@@ -255,14 +257,14 @@ class _Reading:
 
     def _complaint(
         self, element: Element, attribute: str, reason: str, instead: str = "", value: str = ""
-    ) -> Complaint:
+    ) -> DocumentProblem:
         key = f"{element.name}.{attribute}" if attribute else element.name
         said = (
             repr(value or element.attributes[attribute])
             if (value or attribute in element.attributes)
             else None
         )
-        return Complaint(self._source, element.line, key, reason, said, instead)
+        return DocumentProblem(self._source, element.line, key, reason, said, instead)
 
 
 def _number(said: str) -> float | int | str:
@@ -275,3 +277,77 @@ def _number(said: str) -> float | int | str:
             return float(text)
         except ValueError:
             return text
+
+
+# -- xml_elements --
+# XML elements with their lines, read safely from untrusted input.
+#
+# The parser is expat of the standard library. A DOCTYPE is refused: without one there are no
+# entities
+# to expand ("billion laughs") and no external references to fetch. Size and depth are limited.
+
+
+# Far larger than any agreement written by hand, and small enough to hold in memory.
+TEXT_BYTES_MAX = 1_000_000
+_DEPTH_MAX = 16
+
+
+@dataclass
+class Element:
+    """One element: its line, attributes, children and text."""
+
+    name: str
+    attributes: dict[str, str]
+    line: int
+    children: list[Element] = field(default_factory=list)
+    text: str = ""
+
+
+class XmlRefused(Exception):
+    """The content is not XML, or contains XML that the reader refuses."""
+
+    def __init__(self, reason: str, line: int | None) -> None:
+        self.reason, self.line = reason, line
+        super().__init__(reason)
+
+
+def element_tree(content: bytes) -> Element:
+    """Return the root element of a document; raise `XmlRefused` if it is invalid or refused."""
+    if len(content) > TEXT_BYTES_MAX:
+        raise XmlRefused(f"is larger than {TEXT_BYTES_MAX} bytes, which no agreement is", 1)
+    parser = expat.ParserCreate()
+    parser.buffer_text = True
+    top = Element("", {}, 0)
+    stack = [top]
+
+    def begin(name: str, attributes: dict[str, str]) -> None:
+        line = parser.CurrentLineNumber
+        if len(stack) > _DEPTH_MAX:
+            raise XmlRefused(f"is nested deeper than {_DEPTH_MAX} elements", line)
+        element = Element(name, attributes, line)
+        stack[-1].children.append(element)
+        stack.append(element)
+
+    def end(_name: str) -> None:
+        stack.pop()
+
+    def characters(text: str) -> None:
+        stack[-1].text += text
+
+    def refuse(*_said: Any) -> None:
+        raise XmlRefused(
+            "has a DOCTYPE, which may define entities without end: leave it out",
+            parser.CurrentLineNumber,
+        )
+
+    parser.StartElementHandler = begin
+    parser.EndElementHandler = end
+    parser.CharacterDataHandler = characters
+    parser.StartDoctypeDeclHandler = refuse
+    try:
+        parser.Parse(content, True)
+    except expat.ExpatError as error:
+        raise XmlRefused(f"is not XML: {expat.ErrorString(error.code)}", error.lineno) from error
+    except (LookupError, ValueError) as error:
+        raise XmlRefused(f"is not XML: {error}", None) from error
+    return top.children[0]

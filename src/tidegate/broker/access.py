@@ -10,17 +10,40 @@ for the user that the relay speaks for.
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
+import logging
+import secrets
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tidegate.access.permissions import EVERYTHING, NOTHING, Permissions
-from tidegate.core.errors import Forbidden, QueueNotExisting
-from tidegate.core.ports import Store
-from tidegate.core.replication import logical_name
-from tidegate.core.users import Right, User
-from tidegate.node.checks import check_queue_count
-from tidegate.wire.packet import Request
-from tidegate.wire.packets.puts import PutToQueues
+from tidegate.broker.handlers import check_queue_count
+from tidegate.core.errors import Forbidden, NotAuthenticated, QueueNotExisting, UnexpectedPacket
+from tidegate.core.model import (
+    ALL_PERMISSIONS,
+    NO_PERMISSIONS,
+    PasswordKeys,
+    Permissions,
+    Right,
+    User,
+)
+from tidegate.core.store import Store
+from tidegate.core.topology import logical_name
+from tidegate.protocol.catalogue import (
+    ActFor,
+    Authenticate,
+    AuthenticateResponse,
+    Prove,
+    ProveResponse,
+)
+from tidegate.protocol.connection import ProtocolState, ReceivedPacket
+from tidegate.protocol.messages import PutToQueues
+from tidegate.protocol.packet import Request, Success
+from tidegate.protocol.scram import WRONG_CREDENTIALS, ServerLogin, decoy_keys, derive_keys
+
+if TYPE_CHECKING:
+    from tidegate.broker.session import Session
+
 
 # A name stays valid once cached: queues are never renamed and ids never reused.
 _NAMES_MAX = 100_000
@@ -28,7 +51,7 @@ _NAMES_MAX = 100_000
 Named = TypeVar("Named")
 
 
-class Guard:
+class Authorizer:
     """The rights of one session."""
 
     __slots__ = ("account", "is_everything", "is_node", "permissions")
@@ -85,10 +108,10 @@ _OPTIONS = {
 
 
 # The rights before a login.
-STRANGER = Guard(NOTHING)
+UNAUTHENTICATED = Authorizer(NO_PERMISSIONS)
 # The rights of a local client while there are no users.
-DEVELOPMENT = Guard(EVERYTHING)
-NODE = Guard(EVERYTHING, is_node=True)
+DEVELOPMENT = Authorizer(ALL_PERMISSIONS)
+NODE = Authorizer(ALL_PERMISSIONS, is_node=True)
 
 
 class QueueNames:
@@ -134,7 +157,7 @@ class QueueNames:
             raise QueueNotExisting(f"no queue {queue_id}")
         self._learned(queue_id, queue.name)
 
-    async def admit(self, guard: Guard, packet: Request) -> None:
+    async def admit(self, guard: Authorizer, packet: Request) -> None:
         """Check the rights for `packet`, reading missing names from the store.
 
         Removes from a partial put all queues that do not exist or that the user may not write to.
@@ -148,10 +171,197 @@ class QueueNames:
                 await self.learn(queue)
         guard.check(packet, self.known)
 
-    async def _may_write(self, guard: Guard, queue_id: int) -> bool:
+    async def _may_write(self, guard: Authorizer, queue_id: int) -> bool:
         """Return whether the queue exists and the user may write to it."""
         try:
             await self.learn(queue_id)
         except QueueNotExisting:
             return False
         return guard.permissions.allows(Right.WRITE, self.known[queue_id])
+
+
+# -- accounts --
+# The users and their rights, as cached by a node.
+#
+# The store counts all changes of users. A node reads that counter every second and before every
+# login. If it has changed, the node reads all users and closes the sessions of users that were
+# removed or changed. They may log in again.
+
+
+# The name with which nodes log in. No user can have it: names begin with a letter or digit and
+# contain no @.
+NODE_USER = "@node"
+_SECRET_BYTES = 32
+# Fewer iterations than for passwords: the secret is random and cannot be guessed.
+_NODE_ITERATIONS = 4096
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether `address` is a loopback address."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return bool((mapped or parsed).is_loopback)
+
+
+class Accounts:
+    """The users who may log in, and the secret with which nodes log in to each other."""
+
+    def __init__(self, store: Store, *, login_always: bool, on_change: Callable[[], None]) -> None:
+        self._store = store
+        self._login_always = login_always
+        self._on_change = on_change
+        self._users: dict[str, User] = {}
+        self._permissions: dict[str, Permissions] = {}
+        self._version = -1
+        self._looking = asyncio.Lock()
+        self._next_look: asyncio.Task[None] | None = None
+        self._secret = b""
+        self._node_keys = PasswordKeys(b"", b"", b"", 0)
+
+    async def open(self) -> None:
+        self._secret = await self._store.cluster_secret(secrets.token_bytes(_SECRET_BYTES))
+        self._node_keys = derive_keys(self.node_password, iterations=_NODE_ITERATIONS)
+        await self.refresh()
+
+    @property
+    def node_password(self) -> str:
+        """The password of `NODE_USER`, derived from the cluster's secret."""
+        return self._secret.hex()
+
+    @property
+    def exist(self) -> bool:
+        return bool(self._users)
+
+    def require_login(self) -> None:
+        """Require a login of local clients too, since the node is reachable from other machines."""
+        self._login_always = True
+
+    async def refresh(self) -> None:
+        """Read the users if they have changed.
+
+        Callers that arrive during a refresh share the next one: the current one may have read the
+        counter before the change. A thousand concurrent logins therefore cause two refreshes at
+        most.
+        """
+        if self._next_look is None:
+            self._next_look = asyncio.create_task(self._look())
+        await asyncio.shield(self._next_look)
+
+    async def _look(self) -> None:
+        async with self._looking:
+            self._next_look = None
+            version = await self._store.users_version()
+            if version == self._version:
+                return
+            users = {user.name: user for user in await self._store.list_users()}
+            # Read after the counter: users that are newer than it are read once more, which is
+            # harmless.
+            self._version = version
+            self._users = users
+            self._permissions = {user.name: Permissions(user.grants) for user in users.values()}
+        self._on_change()
+
+    def trusts(self, address: str) -> bool:
+        """Return whether a client at `address` needs no login.
+
+        Only loopback addresses are trusted, only while there are no users, and only if the node
+        does not listen on another address.
+        """
+        return not self._login_always and not self._users and is_loopback(address)
+
+    def keys_for(self, name: str) -> PasswordKeys:
+        if name == NODE_USER:
+            return self._node_keys
+        user = self._users.get(name)
+        return decoy_keys(name, self._secret) if user is None else user.keys
+
+    def account(self, name: str) -> User | None:
+        return self._users.get(name)
+
+    def guard_of(self, name: str) -> Authorizer:
+        """Return the rights of a user that has just logged in.
+
+        Raises `NotAuthenticated` if the user was removed meanwhile.
+        """
+        if name == NODE_USER:
+            return NODE
+        user = self._users.get(name)
+        if user is None:
+            raise NotAuthenticated("this user has just been removed")
+        return Authorizer(self._permissions[name], user)
+
+    def guard_acting_for(self, name: str | None) -> Authorizer:
+        """Return the rights of the user for whom another node speaks.
+
+        `name` is None for a client without a login. Raises `NotAuthenticated` if there are users by
+        now.
+        """
+        if name is not None:
+            return self.guard_of(name)
+        if self._users:
+            raise NotAuthenticated("there are users now: log in")
+        return DEVELOPMENT
+
+    def still_holds(self, guard: Authorizer) -> bool:
+        """Return whether the rights of a session are still those of its user."""
+        if guard.account is not None:
+            return self._users.get(guard.account.name) == guard.account
+        return guard is not DEVELOPMENT or not self._users
+
+    def guard_at(self, address: str) -> Authorizer:
+        return DEVELOPMENT if self.trusts(address) else UNAUTHENTICATED
+
+
+# -- login --
+# The login: two round trips before a client may identify itself.
+
+
+log = logging.getLogger(__name__)
+
+# Delays the answer after a wrong password, to slow down guessing.
+_AFTER_FAILURE_S = 0.5
+
+
+async def authenticate(session: Session, packet: Authenticate, event: ReceivedPacket) -> None:
+    if session.state is not ProtocolState.OPENED or session.login is not None:
+        raise UnexpectedPacket("a login comes first, and once")
+    accounts = session.node.accounts
+    login = session.login = ServerLogin(accounts.keys_for)
+    session.forgo_trust()
+    await accounts.refresh()
+    challenge = login.challenge(packet.message)
+    session.login_account = accounts.account(login.user)
+    session.answer(AuthenticateResponse(challenge), event.packet_id)
+
+
+async def prove(session: Session, packet: Prove, event: ReceivedPacket) -> None:
+    login = session.login
+    if session.state is not ProtocolState.CHALLENGED or login is None:
+        raise UnexpectedPacket("a proof follows a challenge, once")
+    session.login = None
+    accounts = session.node.accounts
+    try:
+        signature = login.verify(packet.message)
+        if accounts.account(login.user) != session.login_account:
+            raise NotAuthenticated(WRONG_CREDENTIALS)
+    except NotAuthenticated:
+        log.warning("login refused", extra={"user": login.user, "address": session.address})
+        await asyncio.sleep(_AFTER_FAILURE_S)
+        session.end(NotAuthenticated(WRONG_CREDENTIALS), event.packet_id)
+        return
+    session.logged_in(accounts.guard_of(login.user))
+    session.answer(ProveResponse(signature), event.packet_id)
+
+
+async def act_for(session: Session, packet: ActFor, event: ReceivedPacket) -> None:
+    """Set the user for whom another node relays packets."""
+    if not session.is_node or session.state is not ProtocolState.AUTHENTICATED:
+        raise UnexpectedPacket("only nodes act for others, once, after their login")
+    accounts = session.node.accounts
+    # The other node may have read a new user before this one.
+    await accounts.refresh()
+    session.guard = accounts.guard_acting_for(packet.user)
+    session.answer(Success(), event.packet_id)

@@ -15,13 +15,14 @@ import msgspec
 
 from tidegate.core.errors import TidegateError
 from tidegate.core.model import Attributes
-from tidegate.core.ports import Write
-from tidegate.core.replication import home_key
 from tidegate.core.segment import Segment
-from tidegate.wire.packets.puts import PutMessages
+from tidegate.core.store import Write
+from tidegate.core.topology import assignment_key, assignment_slot
+from tidegate.protocol.messages import PutMessages
 
 if TYPE_CHECKING:
-    from tidegate.node.lifecycle_watch import Lifecycle
+    from tidegate.broker.recording import Lifecycle
+
 
 SEGMENT_BYTES_MAX = 512 * 1024
 SEGMENT_COUNT_MAX = 4096
@@ -131,7 +132,7 @@ class Batch:
         ):
             group = None if attributes is None else attributes.group
             dedup_id = None if attributes is None else attributes.dedup_id
-            key = home_key(receiver, group, dedup_id)
+            key = assignment_key(receiver, group, dedup_id)
             if key is not None:
                 keys.add(key)
         return keys
@@ -365,3 +366,47 @@ def _split(batch: Batch, builder_for: Callable[[Kind, int, int], SegmentBuilder]
             None if packet.attributes is None else [packet.attributes[i] for i in indices],
             indices,
         )
+
+
+# -- homes --
+# The assignment slots of the messages in a segment.
+
+
+def segment_assignments(segment: Segment) -> set[int]:
+    """Return the slots of the open messages; empty for messages that may be at any replica."""
+    if segment.receivers is None and segment.attributes is None:
+        return set()
+    keys = {
+        _key(segment, offset) for low, high in segment.open_ranges() for offset in range(low, high)
+    }
+    return {assignment_slot(key) for key in keys if key is not None}
+
+
+def _key(segment: Segment, offset: int) -> str | int | None:
+    receivers, attributes = segment.receivers, segment.attributes
+    receiver = None
+    if receivers is not None:
+        receiver = receivers[offset] if len(receivers) > 1 else receivers[0]
+    mine = None if attributes is None else attributes[offset]
+    if mine is None:
+        return receiver
+    return assignment_key(receiver, mine.group, mine.dedup_id)
+
+
+def split_by_assignment(segment: Segment) -> list[tuple[int, int]]:
+    """Return offsets [low, high) of runs of open messages with the same slot, in order."""
+    runs: list[tuple[int, int]] = []
+    for low, high in segment.open_ranges():
+        begin = low
+        home = _assignment(segment, low)
+        for offset in range(low + 1, high):
+            if _assignment(segment, offset) != home:
+                runs.append((begin, offset))
+                begin, home = offset, _assignment(segment, offset)
+        runs.append((begin, high))
+    return runs
+
+
+def _assignment(segment: Segment, offset: int) -> int | None:
+    key = _key(segment, offset)
+    return None if key is None else assignment_slot(key)

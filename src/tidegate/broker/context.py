@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from tidegate.core.budget import Budget
 from tidegate.core.errors import StaleEpoch, TidegateError
 from tidegate.core.model import DeathReason, QueueInfo, QueuePolicy
-from tidegate.core.ports import Clock, Store
-from tidegate.core.replication import logical_name
-from tidegate.node.lifecycle_watch import LifecycleWatch
-from tidegate.node.limits import Limits
-from tidegate.node.pace import Pace
+from tidegate.core.runtime import NodeLimits
+from tidegate.core.segment import Budget
+from tidegate.core.store import Clock, Store
+from tidegate.core.topology import logical_name
+from tidegate.protocol.packet import Run
+from tidegate.queueing.leases import Lease
 from tidegate.queueing.queue import Queue
-from tidegate.queueing.span import Span
+from tidegate.queueing.spans import Span
 from tidegate.telemetry.meters import QueueMeters
 
+if TYPE_CHECKING:
+    from tidegate.broker.recording import LifecycleRecorder
 
-class Holding:
+
+class ReplicaContext:
     """The queue in memory, its epoch, limits and meters, shared by the parts of one replica.
 
     `Replica` creates it and sets the callbacks. After `fenced` is set no part changes the store.
@@ -53,7 +58,7 @@ class Holding:
         *,
         store: Store,
         budget: Budget,
-        limits: Limits,
+        limits: NodeLimits,
         clock: Clock,
         may_deliver: Callable[[], bool],
     ) -> None:
@@ -74,9 +79,9 @@ class Holding:
         # Whether the replicas of the logical queue are in more than one store.
         self.spans_stores = False
         # Limits the delivery rate; None: no limit.
-        self.pace: Pace | None = None
+        self.pace: RateLimiter | None = None
         # Messages whose lifecycle is recorded; None: none.
-        self.watch: LifecycleWatch | None = None
+        self.watch: LifecycleRecorder | None = None
         self.fenced = False
         # Set by the replica: drops the replica after the store has refused its epoch.
         self.fence: Callable[[TidegateError], None] = lambda error: None
@@ -121,3 +126,144 @@ class Holding:
     def taken_over(self) -> StaleEpoch:
         """Return the error for requests after the store has refused this replica's epoch."""
         return StaleEpoch(f"queue {self.info.title} has a new owner")
+
+
+# -- pace --
+# A token bucket that limits messages per second.
+#
+#     allowed(now) = min(burst, tokens + rate * elapsed)
+#
+# The burst is normally what 20 ms bring. If messages had to wait for a token and the node is
+# scheduled late, the burst is what one second brings. Otherwise a busy machine would deliver less
+# than the stated rate.
+#
+# Experiments use it to make a replica as slow as a slower machine. A replica without a limit has no
+# bucket and computes nothing.
+
+
+# What may be delivered at once after a pause, in seconds of the rate. Small enough for smooth
+# delivery, and large enough that not every message needs a timer of its own.
+BURST_S = 0.02
+# Upper bound, in seconds of the rate, on the delivery that is made up for after a wait.
+MADE_UP_S = 1.0
+# Shortest timer. Rounding can leave a fraction of a token that is shorter than a clock step. The
+# timer would then fire too early again and again.
+WAIT_S_MIN = 0.0001
+
+
+class RateLimiter:
+    """A token bucket; each delivered message takes one token."""
+
+    __slots__ = ("_burst", "_filled_at", "_is_awaited", "_tokens", "per_s")
+
+    def __init__(self, per_s: float, now: float) -> None:
+        self.per_s = per_s
+        self._burst = max(1.0, BURST_S * per_s)
+        self._tokens = 1.0
+        self._filled_at = now
+        # Whether messages wait for a token since `allowed` last returned 0.
+        self._is_awaited = False
+
+    def allowed(self, now: float) -> int:
+        """Return how many messages may be delivered now."""
+        filled = self._tokens + self.per_s * max(now - self._filled_at, 0.0)
+        most = MADE_UP_S * self.per_s if self._is_awaited else self._burst
+        self._tokens, self._filled_at = min(filled, max(most, self._burst)), now
+        self._is_awaited = self._tokens < 1.0
+        return int(self._tokens)
+
+    def spend(self, count: int) -> None:
+        """Take the tokens of `count` delivered messages."""
+        self._tokens -= count
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the next message may be delivered; 0 if one may now."""
+        lacking = 1.0 - self._tokens
+        return max(lacking / self.per_s, WAIT_S_MIN) if lacking > 0.0 else 0.0
+
+
+# -- pace_gate --
+# Holds back messages of a replica with a delivery rate limit.
+
+
+class RateGate:
+    """Applies the rate limit of one replica and calls `may_go` when a message may be delivered."""
+
+    __slots__ = ("_alarm", "_holding", "_may_go")
+
+    def __init__(self, holding: ReplicaContext, may_go: Callable[[], None]) -> None:
+        self._holding = holding
+        self._may_go = may_go
+        # Fires when the limit allows the next message; None: not set.
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def allowed(self, pace: RateLimiter) -> int:
+        """Return how many messages may be delivered now.
+
+        If none may, a timer calls `may_go` as soon as one may.
+        """
+        allowed = pace.allowed(self._holding.clock.monotonic())
+        if not allowed and self._alarm is None:
+            self._alarm = asyncio.get_running_loop().call_later(pace.wait_s, self._ring)
+        return allowed
+
+    def _ring(self) -> None:
+        self._alarm = None
+        if not self._holding.fenced:
+            self._may_go()
+
+
+# -- runs --
+# Turns spans of a queue into runs of a packet, by slicing columns.
+
+
+Entry = TypeVar("Entry")
+
+
+def make_run(span: Span, tag: int) -> Run:
+    """Return a span as a run with tags from `tag`; 0 for messages that are not leased."""
+    segment = span.segment
+    low, high = span.low, span.high
+    attempts = segment.attempts
+    now = 1 if tag else 0
+    if attempts is None:
+        deliveries = [now]
+    else:
+        deliveries = [attempts.get(offset, 0) + now for offset in range(low, high)]
+    return Run(
+        tag=tag,
+        message_id=segment.first_id + low,
+        lengths=segment.lengths if high - low == segment.count else segment.lengths[low:high],
+        senders=_cut(segment.senders, low, high),
+        priority=segment.priority,
+        arrived_at=segment.arrived_at,
+        receivers=None if segment.receivers is None else _cut(segment.receivers, low, high),
+        contexts=None if segment.contexts is None else segment.contexts[low:high],
+        attributes=None if segment.attributes is None else segment.attributes[low:high],
+        redelivered=segment.reloaded,
+        deliveries=deliveries,
+    )
+
+
+def make_counted_run(holding: ReplicaContext, lease: Lease) -> Run:
+    """Return a leased span as a run, and count its delivery."""
+    span = lease.span
+    segment = span.segment
+    meters = holding.meters
+    meters.delivered.add(len(span))
+    watch = holding.watch
+    if watch is not None and segment.first_id in watch.segments:
+        watch.delivered(span, lease.granted_at)
+    if segment.reloaded or segment.attempts is not None:
+        meters.redelivered.add(len(span))
+    else:
+        # A requested delay is no wait.
+        waited_s = holding.clock.wall() - (segment.due_at or segment.arrived_at)
+        meters.wait.add(max(waited_s, 0.0), len(span))
+    return make_run(span, lease.tag)
+
+
+def _cut(column: list[Entry], low: int, high: int) -> list[Entry]:
+    """Slice a column; one with a single element applies to all messages and stays as it is."""
+    return column if len(column) in (1, high - low) else column[low:high]

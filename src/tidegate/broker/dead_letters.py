@@ -20,7 +20,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tidegate.core.crash import crash_point
+from tidegate.broker.access import Authorizer
+from tidegate.broker.batch import SEGMENT_BYTES_MAX, SEGMENT_COUNT_MAX
+from tidegate.broker.recording import DEAD, MOVED
+from tidegate.broker.transactions import commit_once
 from tidegate.core.errors import (
     InvalidValue,
     IoFailure,
@@ -36,21 +39,18 @@ from tidegate.core.model import (
     Attributes,
     Death,
     DeathReason,
+    Right,
 )
-from tidegate.core.ports import Write
-from tidegate.core.replication import are_together
+from tidegate.core.runtime import crash_point
 from tidegate.core.segment import Segment
-from tidegate.core.users import Right
-from tidegate.node.batch import SEGMENT_BYTES_MAX, SEGMENT_COUNT_MAX
-from tidegate.node.guard import Guard
-from tidegate.node.joint_commit import commit_once
-from tidegate.node.lifecycle_watch import DEAD, MOVED
-from tidegate.queueing.span import Span
-from tidegate.wire.packets.dead_letters import Redrive
+from tidegate.core.store import Write
+from tidegate.core.topology import share_store
+from tidegate.protocol.messages import Redrive
+from tidegate.queueing.spans import Span
 
 if TYPE_CHECKING:
-    from tidegate.node.replica import Replica
-    from tidegate.node.server import Node
+    from tidegate.broker.node import Node
+    from tidegate.broker.replica import Replica
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ _CIRCLES_MAX = 16
 _CIRCLES_S = 60.0
 
 
-class Letter:
+class DeadLetter:
     """A message on its way to another queue."""
 
     __slots__ = ("attributes", "context", "payload", "priority", "receiver", "sender", "span")
@@ -82,14 +82,14 @@ class Letter:
         self.attributes = attributes
 
 
-class DeadLetters:
+class DeadLetterMover:
     """Moves given-up messages and redrives dead letters, for all replicas of a node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         # Messages that wait to be moved, by source. One task for each source moves them in order,
         # as many at once as fit into a commit.
-        self._given_up: dict[Replica, deque[Letter]] = {}
+        self._given_up: dict[Replica, deque[DeadLetter]] = {}
         self._movers: set[asyncio.Task[None]] = set()
 
     # Giving up
@@ -125,14 +125,14 @@ class DeadLetters:
             self._movers.add(mover)
             mover.add_done_callback(self._movers.discard)
 
-    async def _bury_all(self, source: Replica, waiting: deque[Letter]) -> None:
+    async def _bury_all(self, source: Replica, waiting: deque[DeadLetter]) -> None:
         try:
             while waiting and not source.fenced:
                 await self._bury(source, [waiting.popleft() for _ in range(_fitting(waiting))])
         finally:
             del self._given_up[source]
 
-    async def _bury(self, source: Replica, letters: list[Letter]) -> None:
+    async def _bury(self, source: Replica, letters: list[DeadLetter]) -> None:
         backoff_s = _BACKOFF_FIRST_S
         default = source.holding.logical_name + DEAD_SUFFIX
         while not source.fenced:
@@ -147,7 +147,7 @@ class DeadLetters:
                     target = await self._open(default)
                 if source.info.durable and not target.info.durable:
                     raise Unavailable(f"queue {target.info.title} is transient: name another")
-                if are_together(source.info.queue_id, target.info.queue_id):
+                if share_store(source.info.queue_id, target.info.queue_id):
                     await self._move(source, target, letters, DEAD)
                 else:
                     await self._copy(source, target, letters)
@@ -188,7 +188,7 @@ class DeadLetters:
 
     # Redrive
 
-    async def redrive(self, source: Replica, packet: Redrive, guard: Guard) -> int:
+    async def redrive(self, source: Replica, packet: Redrive, guard: Authorizer) -> int:
         """Send dead letters back to the queue they died in, or to another; return how many went."""
         left = packet.limit if packet.limit is not None else 1 << 62
         wanted = None if packet.message_ids is None else set(packet.message_ids)
@@ -215,10 +215,10 @@ class DeadLetters:
         return count
 
     async def _send_back(
-        self, source: Replica, spans: list[Span], to: str | None, guard: Guard
+        self, source: Replica, spans: list[Span], to: str | None, guard: Authorizer
     ) -> AsyncIterator[int]:
         """Send letters back, and yield the number for each target."""
-        by_target: dict[str, list[Letter]] = {}
+        by_target: dict[str, list[DeadLetter]] = {}
         nowhere: list[Span] = []
         for span in spans:
             letter = _revived(span)
@@ -253,7 +253,7 @@ class DeadLetters:
     # The move itself
 
     async def _move(
-        self, source: Replica, target: Replica, letters: list[Letter], outcome: str
+        self, source: Replica, target: Replica, letters: list[DeadLetter], outcome: str
     ) -> None:
         spans = [letter.span for letter in letters]
         settlement = source.departures.settlement_of(spans)
@@ -279,7 +279,7 @@ class DeadLetters:
         for segment in segments:
             target.intake.arrivals.came(segment)
 
-    async def _copy(self, source: Replica, target: Replica, letters: list[Letter]) -> None:
+    async def _copy(self, source: Replica, target: Replica, letters: list[DeadLetter]) -> None:
         """Copy letters to a queue in another store, then settle them here.
 
         Each letter is a batch of its own: the producer id is derived from the source queue, and the
@@ -326,7 +326,7 @@ def _is_circling(deaths: list[Death]) -> bool:
     )
 
 
-def _fitting(letters: deque[Letter]) -> int:
+def _fitting(letters: deque[DeadLetter]) -> int:
     """Return how many of the first letters fit into one commit."""
     count = size_bytes = 0
     for letter in letters:
@@ -351,7 +351,7 @@ def _attributes(segment: Segment, offset: int) -> Attributes:
 
 def _dead(
     span: Span, queue: str, reason: DeathReason, error: str | None, now: float
-) -> list[Letter]:
+) -> list[DeadLetter]:
     """Return the messages of a span as dead letters."""
     letters = []
     segment = span.segment
@@ -382,7 +382,7 @@ def _dead(
             tenant=None,
             deaths=[*(attributes.deaths or ())[-(DEATHS_MAX - 1) :], death],
         )
-        letters.append(Letter(each, None, attributes))
+        letters.append(DeadLetter(each, None, attributes))
     return letters
 
 
@@ -391,14 +391,14 @@ def _origin(span: Span) -> str | None:
     return deaths[-1].queue if deaths else None
 
 
-def _revived(span: Span) -> Letter:
+def _revived(span: Span) -> DeadLetter:
     """Return a dead letter as it was before it died, with its history."""
     attributes = _attributes(span.segment, span.low)
     if not attributes.deaths:
-        return Letter(span, None, attributes)
+        return DeadLetter(span, None, attributes)
     death = attributes.deaths[-1]
     revived = msgspec.structs.replace(attributes, group=death.group, tenant=death.tenant)
-    return Letter(span, death.receiver, revived)
+    return DeadLetter(span, death.receiver, revived)
 
 
 def _selected(
@@ -416,10 +416,10 @@ def _selected(
     return chosen, others
 
 
-def _alike(letters: list[Letter]) -> list[list[Letter]]:
+def _alike(letters: list[DeadLetter]) -> list[list[DeadLetter]]:
     """Return groups of letters that may share a segment, in order, within its size limits."""
-    open_lines: dict[tuple[int, bool], tuple[list[Letter], int]] = {}
-    lines: list[list[Letter]] = []
+    open_lines: dict[tuple[int, bool], tuple[list[DeadLetter], int]] = {}
+    lines: list[list[DeadLetter]] = []
     for letter in letters:
         kind = (letter.priority, letter.receiver is not None)
         line, line_bytes = open_lines.get(kind, ([], 0))
@@ -432,7 +432,7 @@ def _alike(letters: list[Letter]) -> list[list[Letter]]:
     return lines
 
 
-def _segment(target: Replica, letters: list[Letter], now: float) -> Segment:
+def _segment(target: Replica, letters: list[DeadLetter], now: float) -> Segment:
     """Return letters of one kind as a segment of the target queue."""
     addressed = letters[0].receiver is not None
     return Segment(

@@ -1,11 +1,141 @@
-"""Which batches of which producer are stored, so that a batch is stored once.
+"""Deduplication of messages by their dedup id.
 
-A producer counts its batches up, so one number (the floor) covers all old ones. Producer ids below
-0 mean queues in another store whose dead letters are copied here, in any order. For these no floor
-can be assumed: a forgotten batch counts as not stored.
+An id is stored, under way, or unknown. A message whose id is under way has to wait, since the
+commit may still fail.
 """
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from tidegate.core.errors import Unavailable
+from tidegate.core.model import Attributes
+
+if TYPE_CHECKING:
+    from tidegate.broker.context import ReplicaContext
+
+
+# -- dedup --
+# The dedup ids that were stored within the deduplication window.
+
+
+class DedupWindow:
+    """Dedup ids with the monotonic time at which they were stored, oldest first."""
+
+    __slots__ = ("_seen",)
+
+    def __init__(self) -> None:
+        self._seen: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._seen)
+
+    def load(self, ages_s: dict[str, float], now: float) -> None:
+        """Add ids that another node or part has stored, `ages_s` seconds ago.
+
+        Of two times of one id the later one counts.
+        """
+        seen = self._seen
+        news: dict[str, float] = {}
+        for dedup_id, age_s in ages_s.items():
+            if dedup_id not in seen or seen[dedup_id] < now - age_s:
+                seen.pop(dedup_id, None)
+                news[dedup_id] = now - age_s
+        if not news:
+            return
+        # Most new ids are about as young as the newest known ones. Only these are sorted again.
+        oldest = min(news.values())
+        while seen and next(reversed(seen.values())) > oldest:
+            dedup_id, seen_at = seen.popitem()
+            news[dedup_id] = seen_at
+        seen.update(sorted(news.items(), key=lambda item: item[1]))
+
+    def has(self, dedup_id: str, now: float, window_s: float) -> bool:
+        seen = self._seen.get(dedup_id)
+        return seen is not None and now - seen < window_s
+
+    def add(self, dedup_ids: list[str], now: float) -> None:
+        for dedup_id in dedup_ids:
+            # Removed first, so that the ids stay in order of time.
+            self._seen.pop(dedup_id, None)
+            self._seen[dedup_id] = now
+
+    def forget(self, now: float, window_s: float) -> None:
+        """Remove ids that are older than the window."""
+        seen = self._seen
+        while seen:
+            oldest = next(iter(seen))
+            if now - seen[oldest] < window_s:
+                return
+            del seen[oldest]
+
+
+class Deduplication:
+    """The dedup ids of one replica."""
+
+    __slots__ = ("_decided", "_holding", "stored", "under_way")
+
+    def __init__(self, holding: ReplicaContext, decided: Callable[[], None]) -> None:
+        self._holding = holding
+        # Called when the result of ids under way is known.
+        self._decided = decided
+        self.stored = DedupWindow()
+        # Ids of messages that are being stored.
+        self.under_way: set[str] = set()
+
+    async def learn(self) -> None:
+        """Read the ids that were stored within the window, by this replica or by former ones."""
+        holding = self._holding
+        ages_s = await holding.store.dedup_ids(holding.info.queue_id, holding.policy.dedup_window_s)
+        self.stored.load(ages_s, holding.clock.monotonic())
+
+    def forget(self) -> None:
+        """Remove ids that were stored before the window."""
+        holding = self._holding
+        self.stored.forget(holding.clock.monotonic(), holding.policy.dedup_window_s)
+
+    def duplicates(
+        self, attributes: Sequence[Attributes | None] | None, seen: set[str]
+    ) -> set[int]:
+        """Return the offsets of messages whose ids are stored or occur in `seen`.
+
+        Adds all ids to `seen`. Raises `Unavailable` if an id is under way.
+        """
+        holding = self._holding
+        monotonic, window_s = holding.clock.monotonic(), holding.policy.dedup_window_s
+        found: set[int] = set()
+        for offset, each in enumerate(attributes or ()):
+            dedup_id = None if each is None else each.dedup_id
+            if dedup_id is None:
+                continue
+            if dedup_id in self.under_way:
+                raise Unavailable(f"a message with dedup id {dedup_id!r} is on its way: try again")
+            if dedup_id in seen or self.stored.has(dedup_id, monotonic, window_s):
+                found.add(offset)
+            seen.add(dedup_id)
+        holding.meters.deduplicated.add(len(found))
+        return found
+
+    def settled(self, dedup_ids: Iterable[str]) -> None:
+        """Note that these ids are no longer under way, and resume batches that waited for them."""
+        self.under_way.difference_update(dedup_ids)
+        self._decided()
+
+
+# -- marks --
+# Which batches of which producer are stored, so that a batch is stored once.
+#
+# A producer counts its batches up, so one number (the floor) covers all old ones. Producer ids
+# below
+# 0 mean queues in another store whose dead letters are copied here, in any order. For these no
+# floor
+# can be assumed: a forgotten batch counts as not stored.
+
 
 # Batches above the floor that are kept apart. A producer has far fewer under way, so older ones are
 # decided. A producer that puts to several queues leaves gaps that are never filled.
@@ -115,3 +245,38 @@ class ProducerMarks:
     def forget(self, before: float) -> None:
         """Remove producers that have been silent since `before`."""
         self._marks = {p: mark for p, mark in self._marks.items() if mark.seen_at >= before}
+
+
+# -- once --
+# Requests under way by producer and batch.
+#
+# A client whose connection broke sends its request again. The second one must share the result of
+# the
+# first one, and not run beside it.
+
+
+Result = TypeVar("Result")
+
+
+class InFlightRequests(Generic[Result]):
+    """Runs one request for each key at a time; equal requests share its result."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[tuple[int, int], asyncio.Task[Result]] = {}
+
+    async def run(
+        self, key: tuple[int, int], work: Callable[[], Coroutine[Any, Any, Result]]
+    ) -> Result:
+        task = self._under_way.get(key)
+        if task is None:
+            task = self._under_way[key] = asyncio.create_task(work())
+            task.add_done_callback(lambda _: self._under_way.pop(key, None))
+        # The request runs to its end even if its caller is cancelled.
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Cancel the requests under way; the store knows which of them were done."""
+        under_way = list(self._under_way.values())
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)

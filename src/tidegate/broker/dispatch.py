@@ -40,26 +40,31 @@ Failures:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Protocol
 
-from tidegate.core.errors import TidegateError
+from tidegate.broker.context import RateGate, make_counted_run
+from tidegate.broker.settling import MessageExpiry, end_experiments
+from tidegate.broker.spill import DelayedReader, SpillReader
+from tidegate.core.errors import NoMessagesInQueue, NoMessagesRetrieved, TidegateError, Unavailable
 from tidegate.core.model import DeathReason, Failure, Order
 from tidegate.core.segment import Segment
-from tidegate.node.consumer import Consumer, Outlet
-from tidegate.node.giving_up import GivingUp
-from tidegate.node.holders import Holders
-from tidegate.node.holding import Holding
-from tidegate.node.later import Later
-from tidegate.node.pace_gate import PaceGate
-from tidegate.node.readers import Readers
-from tidegate.node.runs import counted_run
-from tidegate.node.settling import Pledge, Ranges, Settling
-from tidegate.node.tail import TailReader
-from tidegate.node.trial import end_trials
-from tidegate.queueing.lifecycle import Event
-from tidegate.queueing.span import Span
-from tidegate.wire.packets.run import Run
-from tidegate.wire.packets.settling import Return
+from tidegate.protocol.messages import Return
+from tidegate.protocol.packet import Run
+from tidegate.queueing import MessageEvent, MessageState
+from tidegate.queueing.leases import LeaseBook
+from tidegate.queueing.queue import MessageSelector
+from tidegate.queueing.spans import AFTER_ALL, BEFORE_ALL, Rank, Span
+from tidegate.telemetry.meters import ConsumerMeters
+
+if TYPE_CHECKING:
+    from tidegate.broker.context import ReplicaContext
+    from tidegate.broker.settling import Ranges, Settling, TransactionLeases
+    from tidegate.telemetry.stats import ControlStats
+
 
 DELIVERY_COUNT_MAX = 2000
 DELIVERY_BYTES_MAX = 1024 * 1024
@@ -70,18 +75,18 @@ class Dispatch:
 
     def __init__(
         self,
-        holding: Holding,
+        holding: ReplicaContext,
         settling: Settling,
         known: Callable[[list[Segment]], list[Segment]],
     ) -> None:
         self._holding = holding
         self._settling = settling
-        self.tail = TailReader(holding, lambda: self.serve(None), known)
-        self.later = Later(holding, self.serve_all, known)
-        self.giving_up = GivingUp(holding, settling)
-        self.holders = Holders(holding)
-        self._gate = PaceGate(holding, self.serve_all)
-        self.readers = Readers(
+        self.tail = SpillReader(holding, lambda: self.serve(None), known)
+        self.later = DelayedReader(holding, self.serve_all, known)
+        self.giving_up = MessageExpiry(holding, settling)
+        self.holders = LeaseHolders(holding)
+        self._gate = RateGate(holding, self.serve_all)
+        self.readers = PendingReads(
             holding, settling, self.giving_up, self.tail, self._gate, self.dispatch
         )
 
@@ -102,7 +107,7 @@ class Dispatch:
 
     def subscribe(
         self,
-        outlet: Outlet,
+        outlet: DeliveryTarget,
         consumer: int,
         prefetch: int,
         order: Order,
@@ -114,7 +119,7 @@ class Dispatch:
         self.dispatch()
         self.tail.search_for_receiver(outlet.client_id)
 
-    def unsubscribe(self, outlet: Outlet, consumer: int) -> bool:
+    def unsubscribe(self, outlet: DeliveryTarget, consumer: int) -> bool:
         """End a subscription and return its messages; they do not count as failed.
 
         Returns False if there is no such consumer.
@@ -122,10 +127,10 @@ class Dispatch:
         holder = self.holders.remove(outlet, consumer)
         if holder is None:
             return False
-        self._put_back([lease.span for lease in holder.book.clear()], Event.CONSUMER_GONE)
+        self._put_back([lease.span for lease in holder.book.clear()], MessageEvent.CONSUMER_GONE)
         return True
 
-    def forget_outlet(self, outlet: Outlet) -> None:
+    def forget_outlet(self, outlet: DeliveryTarget) -> None:
         """End all consumers of a connection that is gone.
 
         What they held counts as failed, since it may have ended the client's process.
@@ -133,8 +138,8 @@ class Dispatch:
         # All consumers at once, or the messages of one would be delivered to the next.
         gone = [self.holders.remove(outlet, each) for each in self.holders.numbers_of(outlet)]
         spans = [lease.span for each in gone if each is not None for lease in each.book.clear()]
-        self._fail(spans, Event.CONSUMER_GONE, Failure(self._now(), "consumer gone"), 0.0)
-        end_trials(self, outlet)
+        self._fail(spans, MessageEvent.CONSUMER_GONE, Failure(self._now(), "consumer gone"), 0.0)
+        end_experiments(self, outlet)
 
     def set_prefetch(self, holder: Consumer, prefetch: int) -> None:
         """Set the prefetch that a client asks for.
@@ -265,7 +270,7 @@ class Dispatch:
                 consumer.outlet.deliver(consumer.consumer, runs, bodies)
                 runs, bodies, body_bytes = [], [], 0
             lease = consumer.book.grant(span, now, lease_s)
-            runs.append(counted_run(holding, lease))
+            runs.append(make_counted_run(holding, lease))
             bodies.append(body)
             body_bytes += len(body)
             consumer.meters.delivered.add(len(span))
@@ -293,33 +298,35 @@ class Dispatch:
         spans = [lease.span for lease in leases]
         if how.unstarted:
             # Redelivery is flagged even so: the client may have started after all.
-            self._put_back(spans, Event.RETURNED)
+            self._put_back(spans, MessageEvent.RETURNED)
         elif how.reject:
             self.giving_up.give_up(spans, DeathReason.REJECTED, how.error)
             self.dispatch()
         else:
             wait_s = None if how.delay_ms is None else how.delay_ms / 1e3
-            self._fail(spans, Event.RETURNED, Failure(self._now(), "nack", how.error), wait_s)
+            self._fail(
+                spans, MessageEvent.RETURNED, Failure(self._now(), "nack", how.error), wait_s
+            )
         return lost
 
-    def pledge(self, holder: Consumer, ranges: Ranges) -> Pledge | None:
+    def pledge(self, holder: Consumer, ranges: Ranges) -> TransactionLeases | None:
         """Reserve leases for a transaction; None if not all of them are held."""
         return self._settling.pledge(holder, ranges)
 
-    def redeem(self, pledge: Pledge) -> None:
+    def redeem(self, pledge: TransactionLeases) -> None:
         """End the leases of a transaction that is on disk."""
         self._settling.redeem(pledge)
         self.dispatch()
 
-    def release(self, pledge: Pledge) -> None:
+    def release(self, pledge: TransactionLeases) -> None:
         """Give the leases of a failed transaction back to their consumer, or to the queue."""
         leases = self._settling.release(pledge, is_there=self.holders.has(pledge.holder))
-        self._put_back([lease.span for lease in leases], Event.CONSUMER_GONE)
+        self._put_back([lease.span for lease in leases], MessageEvent.CONSUMER_GONE)
 
     def _now(self) -> float:
         return self._holding.clock.wall()
 
-    def _put_back(self, spans: list[Span], event: Event) -> None:
+    def _put_back(self, spans: list[Span], event: MessageEvent) -> None:
         if not spans or self._holding.fenced:
             return
         # Counted first: a span that was put back may be merged with its neighbours.
@@ -334,7 +341,7 @@ class Dispatch:
             self.serve([receiver])
 
     def _fail(
-        self, spans: list[Span], event: Event, failure: Failure, wait_s: float | None
+        self, spans: list[Span], event: MessageEvent, failure: Failure, wait_s: float | None
     ) -> None:
         """Count failed deliveries; retry the messages at once or later, or give them up.
 
@@ -362,7 +369,9 @@ class Dispatch:
             late = holder.book.lapsed(now)
             if late:
                 spans = [lease.span for lease in late]
-                self._fail(spans, Event.LEASE_EXPIRED, Failure(self._now(), "lease expired"), 0.0)
+                self._fail(
+                    spans, MessageEvent.LEASE_EXPIRED, Failure(self._now(), "lease expired"), 0.0
+                )
 
     # The end
 
@@ -378,6 +387,426 @@ class Dispatch:
         for holder in holders:
             leases = holder.book.clear()
             if give_back:
-                self._put_back([lease.span for lease in leases], Event.CONSUMER_GONE)
+                self._put_back([lease.span for lease in leases], MessageEvent.CONSUMER_GONE)
         for consumer in pushed_to:
             consumer.outlet.consumer_ended(consumer.consumer, error)
+
+
+# -- consumer --
+# What takes messages from a replica: consumers with credit, and pending reads.
+
+
+# A consumer that holds this many bytes, or this part of the node's memory, gets no more. It may
+# always hold `HELD_BYTES_MIN`, however small the memory.
+HELD_BYTES_MAX = 64 * 1024 * 1024
+HELD_BYTES_MIN = 1024 * 1024
+HELD_PART = 4
+
+
+class DeliveryTarget(Protocol):
+    """A connection to which messages can be delivered."""
+
+    client_id: int
+    client_name: str
+
+    def can_take(self) -> bool:
+        """Return whether the socket has room for more."""
+        ...
+
+    def deliver(self, consumer: int, runs: list[Run], bodies: list[memoryview | bytes]) -> None: ...
+
+    def consumer_ended(self, consumer: int, error: TidegateError) -> None: ...
+
+    def prefetch_changed(self, consumer: int, prefetch: int, lasting: bool = True) -> None: ...
+
+
+class Consumer:
+    """A consumer at this node, with the messages that it holds.
+
+    Its credit is its prefetch less the number of messages that it holds.
+    """
+
+    __slots__ = (
+        "_held_bytes_max",
+        "asked",
+        "automatic",
+        "book",
+        "consumer",
+        "control",
+        "lease_s",
+        "limit",
+        "meters",
+        "mine_only",
+        "order",
+        "outlet",
+        "prefetch",
+        "since",
+        "trial",
+    )
+
+    def __init__(
+        self,
+        outlet: DeliveryTarget,
+        consumer: int,
+        prefetch: int,
+        order: Order,
+        automatic: bool,
+        memory_bytes: int,
+        lease_s: float,
+    ) -> None:
+        self.outlet = outlet
+        self.consumer = consumer
+        self.prefetch = prefetch
+        # The prefetch that the client asked for, even while a control loop sets another.
+        self.asked = prefetch
+        # The connection that runs a prefetch experiment with this consumer; None: no experiment.
+        self.trial: DeliveryTarget | None = None
+        # While a control loop sets the prefetch: the client's own limit; None: it has set none.
+        self.limit: int | None = None
+        # The last control steps, newest last; None: no control loop sets the prefetch.
+        self.control: Sequence[ControlStats] | None = None
+        self.order = order
+        self.automatic = automatic
+        self._held_bytes_max = max(min(HELD_BYTES_MAX, memory_bytes // HELD_PART), HELD_BYTES_MIN)
+        # Whether it takes only messages addressed to its client.
+        self.mine_only = False
+        # As announced to the client, which renews at this interval even after a change of policy.
+        self.lease_s = lease_s
+        self.book = LeaseBook()
+        self.meters = ConsumerMeters()
+        # When it subscribed, by the monotonic clock.
+        self.since = 0.0
+
+    def credit(self) -> int:
+        if not self.outlet.can_take() or self.book.held_bytes > self._held_bytes_max:
+            return 0
+        return max(self.prefetch - self.book.outstanding, 0)
+
+
+class PendingRead:
+    """A request for one message that waits until there is one."""
+
+    __slots__ = (
+        "answer",
+        "book_for",
+        "client_id",
+        "horizon",
+        "lease_s",
+        "match",
+        "miss",
+        "order",
+        "timer",
+    )
+
+    def __init__(
+        self,
+        client_id: int,
+        order: Order,
+        match: MessageSelector | None,
+        lease_s: float | None,
+        answer: Callable[[Run, memoryview], None],
+        miss: Callable[[TidegateError], None],
+        book_for: Callable[[], Consumer],
+    ) -> None:
+        self.client_id = client_id
+        self.order = order
+        self.match = match
+        self.lease_s = lease_s
+        self.answer = answer
+        self.miss = miss
+        # Returns the consumer 0 of the connection, which holds messages that were read and not
+        # pushed.
+        self.book_for = book_for
+        self.timer: asyncio.TimerHandle | None = None
+        # The rank up to which the store was searched for a match.
+        self.horizon: Rank = BEFORE_ALL
+
+
+# -- holders --
+# The holders of a replica's messages: consumers, and connections that have read under a lease.
+#
+# Consumers are kept in the order of their turns. Consumers that take only addressed messages are
+# kept
+# apart and are not counted: their clients consume at another replica.
+
+
+class LeaseHolders:
+    """The holders of one replica."""
+
+    def __init__(self, holding: ReplicaContext) -> None:
+        self._holding = holding
+        # The next consumer is first; delivery rotates the deque.
+        self.turns: deque[Consumer] = deque()
+        # Client id -> its consumers that take only messages addressed to it.
+        self.addressees: dict[int, list[Consumer]] = {}
+        # Consumers that have left since the recorder last asked; None: not recorded.
+        self.departed: list[Consumer] | None = None
+        # All holders. Number 0 of a connection holds messages that were read under a lease.
+        self._by_number: dict[tuple[DeliveryTarget, int], Consumer] = {}
+
+    @property
+    def consumers(self) -> list[Consumer]:
+        return list(self.turns)
+
+    @property
+    def unacknowledged(self) -> int:
+        return sum(holder.book.outstanding for holder in self._by_number.values())
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._by_number
+
+    def all(self) -> list[Consumer]:
+        return list(self._by_number.values())
+
+    def of(self, outlet: DeliveryTarget, consumer: int) -> Consumer | None:
+        return self._by_number.get((outlet, consumer))
+
+    def numbers_of(self, outlet: DeliveryTarget) -> list[int]:
+        """Return the numbers under which a connection holds, or may hold, messages."""
+        return [consumer for each, consumer in self._by_number if each is outlet]
+
+    def has(self, holder: Consumer) -> bool:
+        """Return whether `holder` is still registered under its number."""
+        return self._by_number.get((holder.outlet, holder.consumer)) is holder
+
+    def is_here(self, client_id: int) -> bool:
+        """Return whether messages can be pushed to that client."""
+        return client_id in self.addressees or any(
+            consumer.outlet.client_id == client_id for consumer in self.turns
+        )
+
+    def segments(self) -> set[Segment]:
+        """Return the segments of which holders have messages."""
+        return {lease.span.segment for holder in self._by_number.values() for lease in holder.book}
+
+    # Registration
+
+    def add(
+        self,
+        outlet: DeliveryTarget,
+        consumer: int,
+        prefetch: int,
+        order: Order,
+        automatic: bool,
+        *,
+        mine_only: bool,
+    ) -> None:
+        """Register a consumer."""
+        subscriber = self._new(outlet, consumer, prefetch, order, automatic)
+        if mine_only:
+            subscriber.mine_only = True
+            self.addressees.setdefault(outlet.client_id, []).append(subscriber)
+        else:
+            self.turns.append(subscriber)
+
+    def reading(self, outlet: DeliveryTarget) -> Consumer:
+        """Return the connection's consumer 0, which holds messages that were read under a lease."""
+        holder = self._by_number.get((outlet, 0))
+        if holder is None:
+            holder = self._new(outlet, 0, 0, Order.OLDEST, False)
+        return holder
+
+    def _new(
+        self, outlet: DeliveryTarget, consumer: int, prefetch: int, order: Order, automatic: bool
+    ) -> Consumer:
+        holding = self._holding
+        bounds = (holding.limits.memory_bytes, holding.lease_s)
+        holder = Consumer(outlet, consumer, prefetch, order, automatic, *bounds)
+        holder.since = holding.clock.monotonic()
+        self._by_number[outlet, consumer] = holder
+        return holder
+
+    # Removal
+
+    def remove(self, outlet: DeliveryTarget, consumer: int) -> Consumer | None:
+        """Remove and return a holder; the caller returns or fails its messages. None: unknown."""
+        holder = self._by_number.pop((outlet, consumer), None)
+        if holder is None or not consumer:
+            return holder
+        if holder.mine_only:
+            mine = self.addressees[outlet.client_id]
+            mine.remove(holder)
+            if not mine:
+                del self.addressees[outlet.client_id]
+        else:
+            self.turns.remove(holder)
+            if self.departed is not None:
+                self.departed.append(holder)
+        return holder
+
+    def clear(self) -> tuple[list[Consumer], list[Consumer]]:
+        """Remove all; return all holders, and those to which messages were pushed."""
+        pushed_to = [*self.turns, *chain.from_iterable(self.addressees.values())]
+        if self.departed is not None:
+            self.departed += self.turns
+        self.turns.clear()
+        self.addressees.clear()
+        holders, self._by_number = self._by_number, {}
+        return list(holders.values()), pushed_to
+
+
+# -- readers --
+# Pending reads, served in the order in which they came.
+#
+# A read may ask for a sender or a context. If memory holds no match, the store is searched.
+
+
+class PendingReads:
+    """The pending reads of one replica."""
+
+    def __init__(
+        self,
+        holding: ReplicaContext,
+        settling: Settling,
+        giving_up: MessageExpiry,
+        tail: SpillReader,
+        gate: RateGate,
+        freed: Callable[[], None],
+    ) -> None:
+        self._holding = holding
+        self._settling = settling
+        self._giving_up = giving_up
+        self._tail = tail
+        self._gate = gate
+        # Called when a read message has let out the next one of its group.
+        self._freed = freed
+        self.waiting: dict[PendingRead, None] = {}
+        self._of_client: dict[int, dict[PendingRead, None]] = {}
+
+    @property
+    def count(self) -> int:
+        """Return the number of pending reads."""
+        return len(self.waiting)
+
+    @property
+    def clients(self) -> list[int]:
+        return list(self._of_client)
+
+    def has_client(self, client_id: int) -> bool:
+        return client_id in self._of_client
+
+    def want(self, segment: Segment) -> bool:
+        """Return whether a pending read selects a message of `segment`."""
+        whole = Span(segment, 0, segment.count, MessageState.READY)
+        return any(
+            reader.match is not None and reader.match.find(whole) is not None
+            for reader in self.waiting
+        )
+
+    def read(self, reader: PendingRead, wait_s: float) -> None:
+        """Answer a read now, or when a message comes, or with an error after `wait_s`.
+
+        With `wait_s` 0 the read fails as soon as memory and store are known to hold nothing for it.
+        """
+        if not self._holding.may_deliver():
+            reader.miss(Unavailable("this node's lease has lapsed: ask again"))
+            return
+        if self._try(reader):
+            if self._holding.queue.turnstile.freed:
+                self._freed()
+            return
+        in_store = self._holding.queue.tails.count > 0
+        if wait_s <= 0 and not in_store:
+            self._miss(reader)
+            return
+        self.waiting[reader] = None
+        self._of_client.setdefault(reader.client_id, {})[reader] = None
+        if wait_s > 0:
+            reader.timer = asyncio.get_running_loop().call_later(wait_s, self._miss, reader)
+        if not in_store:
+            # The store holds nothing older. `Dispatch.spilled` checks segments that stay there
+            # later.
+            reader.horizon = AFTER_ALL
+        else:
+            # A match may be in the store only.
+            self._tail.search(
+                reader,
+                lambda: reader not in self.waiting or self._try(reader),
+                lambda: self._not_found(reader),
+            )
+
+    def _not_found(self, reader: PendingRead) -> None:
+        if reader.timer is None:
+            self._miss(reader)
+
+    def _miss(self, reader: PendingRead) -> None:
+        self.drop(reader)
+        name = self._holding.logical_name
+        if self._holding.policy.paused:
+            reader.miss(NoMessagesRetrieved(f"queue {name!r} is paused: resume it"))
+        elif len(self._holding.queue) == 0:
+            reader.miss(NoMessagesInQueue(f"queue {name!r} is empty"))
+        else:
+            reader.miss(NoMessagesRetrieved(f"queue {name!r} holds no message that matches"))
+
+    def drop(self, reader: PendingRead) -> None:
+        """Remove a read that was answered, has timed out, or whose connection is gone."""
+        if reader.timer is not None:
+            reader.timer.cancel()
+        self.waiting.pop(reader, None)
+        mine = self._of_client.get(reader.client_id)
+        if mine is not None:
+            mine.pop(reader, None)
+            if not mine:
+                del self._of_client[reader.client_id]
+
+    def end_all(self, error: TidegateError) -> None:
+        """Fail all pending reads with `error`."""
+        for reader in list(self.waiting):
+            self.drop(reader)
+            reader.miss(error)
+
+    # Out
+
+    def serve(self, receivers: list[int] | None) -> None:
+        """Answer reads after messages became ready for `receivers`; None: for any client."""
+        if receivers is None:
+            for reader in list(self.waiting):
+                if not self._holding.queue.lanes.head_count:
+                    break
+                self._try(reader)
+        else:
+            for receiver in set(receivers):
+                for reader in list(self._of_client.get(receiver, ())):
+                    if not self._try(reader) and reader.match is None:
+                        break
+
+    def _try(self, reader: PendingRead) -> bool:
+        holding = self._holding
+        if not holding.may_deliver() or holding.policy.paused:
+            return False
+        if holding.pace is not None and not self._gate.allowed(holding.pace):
+            return False
+        span = self._take_for(reader)
+        if span is None:
+            if reader.match is None:
+                # A message for another client that is in the store only may come first.
+                self._tail.search_for_receiver(reader.client_id)
+            return False
+        self.drop(reader)
+        if holding.pace is not None:
+            holding.pace.spend(1)
+        holder = reader.book_for()
+        lease = holder.book.grant(span, holding.clock.monotonic(), reader.lease_s or 0.0)
+        run = make_counted_run(holding, lease)
+        body = span.segment.body(span.low, span.high)
+        if reader.lease_s is None:
+            # A read without a lease removes the message: delivering it acknowledges it.
+            self._settling.settle(holder, [(lease.tag, lease.tag)])
+        reader.answer(run, body)
+        self._tail.fill_head()
+        return True
+
+    def _take_for(self, reader: PendingRead) -> Span | None:
+        queue = self._holding.queue
+        while True:
+            if reader.match is None:
+                spans = queue.take(1, reader.client_id, reader.order)
+                span = spans[0] if spans else None
+            else:
+                span = queue.take_match(
+                    reader.match, reader.client_id, reader.order, reader.horizon
+                )
+            if span is None or self._giving_up.living([span]):
+                return span

@@ -9,22 +9,22 @@ from __future__ import annotations
 import asyncio
 from http import HTTPStatus
 
-from tidegate.node.server import Node
-from tidegate.telemetry.exposition import CONTENT_TYPE, QUEUES_MAX, Exposition
-from tidegate.telemetry.numbers import NodeNumbers, QueueNumbers
-from tidegate.telemetry.page_server import (
+from tidegate.broker.node import Node
+from tidegate.telemetry.http_pages import (
     ANSWER_S_MAX,
     REQUEST_S_MAX,
-    Answer,
+    PageResponse,
     PageServer,
-    refusal,
+    error_response,
 )
+from tidegate.telemetry.prometheus import CONTENT_TYPE, QUEUES_MAX, NodeMetrics
+from tidegate.telemetry.stats import NodeStats, QueueStats
 
 # Queues that are read before the event loop runs; about a millisecond.
 _QUEUES_PER_TURN = 16
 
 
-class HttpDoor(PageServer):
+class NodePages(PageServer):
     """Serves the pages of one node."""
 
     def __init__(
@@ -42,7 +42,7 @@ class HttpDoor(PageServer):
         )
         self._node = node
         self._queues_max = queues_max
-        self._exposition = Exposition()
+        self._exposition = NodeMetrics()
         # One at a time: many scrapers must not take all time of the event loop.
         self._writing = asyncio.Lock()
 
@@ -50,18 +50,18 @@ class HttpDoor(PageServer):
         await super().start()
         self._node.metrics_address = self.address
 
-    async def page(self, path: str) -> Answer:
+    async def page(self, path: str) -> PageResponse:
         if path == "/metrics":
             async with self._writing:
-                return Answer(HTTPStatus.OK, await self._metrics(), CONTENT_TYPE)
+                return PageResponse(HTTPStatus.OK, await self._metrics(), CONTENT_TYPE)
         if path == "/healthz":
-            return Answer(HTTPStatus.OK, b"alive\n")
+            return PageResponse(HTTPStatus.OK, b"alive\n")
         if path == "/readyz":
             reason = self._node.why_not_ready()
             if reason is None:
-                return Answer(HTTPStatus.OK, b"ready\n")
-            return refusal(HTTPStatus.SERVICE_UNAVAILABLE, reason)
-        return refusal(HTTPStatus.NOT_FOUND, "there are /metrics, /healthz and /readyz")
+                return PageResponse(HTTPStatus.OK, b"ready\n")
+            return error_response(HTTPStatus.SERVICE_UNAVAILABLE, reason)
+        return error_response(HTTPStatus.NOT_FOUND, "there are /metrics, /healthz and /readyz")
 
     # Metrics
 
@@ -72,11 +72,11 @@ class HttpDoor(PageServer):
             await asyncio.sleep(0)
         return b"".join(pieces)
 
-    async def _numbers(self) -> NodeNumbers:
+    async def _numbers(self) -> NodeStats:
         # The queues with the lowest ids: the choice must not change between scrapes.
         owned = sorted(self._node.replicas.items())
         chosen = owned[: self._queues_max]
-        queues: list[QueueNumbers] = []
+        queues: list[QueueStats] = []
         for _, replica in chosen:
             queues.append(replica.numbers())
             if len(queues) % _QUEUES_PER_TURN == 0:

@@ -39,10 +39,14 @@ Failures:
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from tidegate.core.crash import crash_point
+from tidegate.broker.batch import Batch, SegmentBuilder, build_segments
+from tidegate.broker.deduplication import Deduplication, ProducerMarks
 from tidegate.core.errors import (
     IoFailure,
     LimitReached,
@@ -51,17 +55,16 @@ from tidegate.core.errors import (
     TidegateError,
     Unavailable,
 )
-from tidegate.core.ports import Write
+from tidegate.core.model import IdRange, Overflow
+from tidegate.core.runtime import crash_point
 from tidegate.core.segment import Segment
-from tidegate.node.arrivals import Arrivals
-from tidegate.node.batch import Batch, SegmentBuilder, build_segments
-from tidegate.node.deduplication import Deduplication
-from tidegate.node.holding import Holding
-from tidegate.node.marks import ProducerMarks
-from tidegate.node.message_ids import IDS_LOW, MessageIds
-from tidegate.node.put_homes import PutHomes
-from tidegate.node.room import Room
+from tidegate.core.store import Write
+from tidegate.core.topology import ASSIGNMENT_SLOTS, assignment_slot
 from tidegate.storage.writer import Writer
+
+if TYPE_CHECKING:
+    from tidegate.broker.context import ReplicaContext
+
 
 # Messages in one commit. More would make the first batch of a commit wait too long for its
 # confirmation.
@@ -74,14 +77,16 @@ _OF_LATE_S = 5.0
 class Intake:
     """The puts of one replica; a `WriteSource` of the writer."""
 
-    def __init__(self, holding: Holding, writer: Writer, admit: Callable[[Segment], None]) -> None:
+    def __init__(
+        self, holding: ReplicaContext, writer: Writer, admit: Callable[[Segment], None]
+    ) -> None:
         self._holding = holding
         self._writer = writer
         self._admit = admit
-        self.room = Room(holding)
+        self.room = QueueLimits(holding)
         self.ids = MessageIds(holding, self._go_on)
         self.dedup = Deduplication(holding, self._go_on)
-        self.arrivals = Arrivals(holding, self.ids, self.dedup, admit)
+        self.arrivals = IncomingTransfers(holding, self.ids, self.dedup, admit)
         self._marks = ProducerMarks()
         self._waiting: deque[Batch] = deque()
         self._under_way: dict[Write, SegmentBuilder] = {}
@@ -90,7 +95,7 @@ class Intake:
         self._heard: dict[int, float] = {}
         # Every batch that is waiting or under way, with its twins.
         self._accepted: dict[tuple[int, int], list[Batch]] = {}
-        self.homes = PutHomes(holding, self._accepted, self.ids, self.dedup)
+        self.homes = PutAssignments(holding, self._accepted, self.ids, self.dedup)
         # Whether the first waiting batch waits for a limit of the queue's policy.
         self._at_limit = False
         # Producer -> its last batch that was refused for good; later batches need not wait for it.
@@ -373,3 +378,389 @@ class Intake:
     def remember(self, producer: int, batch: int) -> None:
         """Note that the batch is stored."""
         self._marks.add(producer, batch, self._holding.clock.monotonic())
+
+
+# -- room --
+# Limits of a queue by its policy. An empty queue takes any single batch.
+
+
+# Bytes that may wait for room at a queue that is at its limit; more is refused.
+HELD_BYTES_MAX = 64 * 1024 * 1024
+
+
+class QueueLimits:
+    """Checks puts to one replica against the node's memory and the queue's policy."""
+
+    __slots__ = ("_holding",)
+
+    def __init__(self, holding: ReplicaContext) -> None:
+        self._holding = holding
+
+    def why_refused(
+        self, batch: Batch, waiting: Collection[Batch], under_way: Collection[Write], at_limit: bool
+    ) -> str | None:
+        """Return why the batch must be refused for good, or None if it may wait for a commit.
+
+        `waiting` and `under_way` are before it. `at_limit` tells whether the queue is at its limit.
+        """
+        holding = self._holding
+        name = holding.info.title
+        if not holding.info.durable and not holding.budget.has_room_for(len(batch.body)):
+            return (
+                f"the node's memory ({holding.limits.memory_bytes} bytes) is full and queue "
+                f"{name} is transient: consume, or declare it durable"
+            )
+        policy = holding.policy
+        if policy.length_max is None and policy.bytes_max is None:
+            return None
+        if policy.overflow is Overflow.REFUSE:
+            count = sum(len(each.packet.lengths) for each in waiting)
+            body_bytes = sum(len(each.body) for each in waiting)
+            segments = [write.segment for write in under_way]
+            count += sum(segment.count for segment in segments)
+            body_bytes += sum(segment.payload_bytes for segment in segments)
+            if not self._has(count + len(batch.packet.lengths), body_bytes + len(batch.body)):
+                return self._is_full()
+        elif at_limit and sum(len(each.body) for each in waiting) > HELD_BYTES_MAX:
+            return f"queue {name} is full, and so is the line before it: await each put"
+        return None
+
+    def must_wait(
+        self, count: int, body_bytes: int, batch: Batch, under_way: Collection[Write]
+    ) -> bool:
+        """Return whether a `slow` queue limit holds the batch back.
+
+        `count` and `body_bytes` are already in the same commit.
+        """
+        policy = self._holding.policy
+        if policy.length_max is None and policy.bytes_max is None:
+            return False
+        if policy.overflow is not Overflow.SLOW:
+            return False
+        count += sum(write.segment.count for write in under_way)
+        if not count and not len(self._holding.queue):
+            return False
+        body_bytes += sum(write.segment.payload_bytes for write in under_way)
+        return not self._has(count + len(batch.packet.lengths), body_bytes + len(batch.body))
+
+    def lets_in(self, count: int, body_bytes: int) -> bool:
+        """Return whether the limits allow messages that a transaction or transfer stores.
+
+        Raises `LimitReached` if the policy refuses instead of waiting.
+        """
+        holding = self._holding
+        policy = holding.policy
+        if (policy.length_max is None and policy.bytes_max is None) or not len(holding.queue):
+            return True
+        if policy.overflow is Overflow.DROP or self._has(count, body_bytes):
+            return True
+        if policy.overflow is Overflow.REFUSE:
+            holding.meters.refused.add(count)
+            raise LimitReached(self._is_full())
+        return False
+
+    def _has(self, count: int, body_bytes: int) -> bool:
+        """Return whether so many messages and bytes fit within the limits."""
+        policy, queue = self._holding.policy, self._holding.queue
+        if policy.length_max is not None and len(queue) + count > policy.length_max:
+            return False
+        return policy.bytes_max is None or queue.waiting_bytes + body_bytes <= policy.bytes_max
+
+    def _is_full(self) -> str:
+        """Return the text of the error for a full queue."""
+        policy = self._holding.policy
+        limits = " and ".join(
+            text
+            for limit, text in (
+                (policy.length_max, f"{policy.length_max} messages"),
+                (policy.bytes_max, f"{policy.bytes_max} bytes"),
+            )
+            if limit is not None
+        )
+        info = self._holding.info
+        each = " for each replica" if info.alias_id else ""
+        return f"queue {info.title} is full ({limits}{each}): consume, or raise its limit"
+
+
+# -- message_ids --
+# The message ids of a replica, taken from blocks that the store reserves for its epoch.
+#
+# The next block is reserved when half of one is used, long before it is needed.
+
+
+log = logging.getLogger(__name__)
+
+ID_BLOCK = 1_000_000
+# Reserve the next block when fewer ids are left than this.
+IDS_LOW = ID_BLOCK // 2
+
+
+class MessageIds:
+    """Reserved ids of one replica: those from `next_id` to `end - 1` are left."""
+
+    __slots__ = ("_came", "_holding", "_reserving", "end", "next_id")
+
+    def __init__(self, holding: ReplicaContext, came: Callable[[], None]) -> None:
+        self._holding = holding
+        # Called when more ids were reserved.
+        self._came = came
+        self._reserving: asyncio.Task[None] | None = None
+        self.next_id = 0
+        self.end = 0
+
+    def take(self, count: int) -> int:
+        """Take `count` ids and return the first.
+
+        Raises `Unavailable` if so few are left that the next block has to be awaited.
+        """
+        if self.end - self.next_id < count:
+            self.reserve_more()
+            raise Unavailable("out of message ids for a moment, try again")
+        first_id = self.next_id
+        self.next_id += count
+        if self.end - self.next_id < IDS_LOW:
+            self.reserve_more()
+        return first_id
+
+    async def reserve(self) -> None:
+        holding = self._holding
+        end = await holding.store.reserve_ids(holding.info.queue_id, holding.epoch, ID_BLOCK)
+        if end is None:
+            holding.fence(holding.taken_over())
+            return
+        if self.end + ID_BLOCK != end:
+            # Another owner has reserved a block in between, or this is the first one. The rest of
+            # the old block is skipped, so that ids keep growing.
+            self.next_id = end - ID_BLOCK
+        self.end = end
+
+    def reserve_more(self) -> None:
+        if self._reserving is None or self._reserving.done():
+            self._reserving = asyncio.create_task(self._reserve_until_done(), name="reserve-ids")
+
+    async def _reserve_until_done(self) -> None:
+        backoff_s = 0.05
+        while not self._holding.fenced:
+            try:
+                await self.reserve()
+                break
+            except TidegateError as failure:
+                log.warning("no ids for %s yet: %s", self._holding.info.name, failure)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, 1.0)
+        self._came()
+
+    def fenced(self) -> None:
+        if self._reserving is not None:
+            self._reserving.cancel()
+
+
+# -- arrivals --
+# Segments that another part of the system stores in a queue of this node.
+#
+# They come from transactions, from transfers between replicas, or from splitting a segment. Each is
+# announced before it is stored and admitted after it is on disk. In between, segments read from the
+# store are filtered with `without`, or they would be added twice.
+
+
+class IncomingTransfers:
+    """What comes to one replica by another way than a put."""
+
+    def __init__(
+        self,
+        holding: ReplicaContext,
+        ids: MessageIds,
+        dedup: Deduplication,
+        admit: Callable[[Segment], None],
+    ) -> None:
+        self._holding = holding
+        self._ids = ids
+        self._dedup = dedup
+        self._admit = admit
+        # First ids of segments that are being stored in transactions.
+        self.first_ids: set[int] = set()
+        # Blocks of ids, each [first, last], under which segments are being transferred here.
+        self._coming_over: set[IdRange] = set()
+
+    def without(self, segments: list[Segment], under_way: set[int]) -> list[Segment]:
+        """Return those of `segments`, as read from the store, that are not announced."""
+        if not under_way and not self._coming_over:
+            return segments
+        return [
+            segment
+            for segment in segments
+            if segment.first_id not in under_way and not self._comes_over(segment)
+        ]
+
+    def _comes_over(self, segment: Segment) -> bool:
+        return any(first <= segment.first_id <= last for first, last in self._coming_over)
+
+    # In transactions
+
+    def take_ids(self, count: int) -> int:
+        """Take ids for a segment that a transaction stores, and return the first."""
+        first_id = self._ids.take(count)
+        self.first_ids.add(first_id)
+        return first_id
+
+    def prepare(self, batch: Batch) -> list[Write]:
+        """Make the segments of a batch that a transaction stores, and announce them."""
+        holding = self._holding
+        packet = batch.packet
+        now = holding.clock.wall()
+        if packet.attributes is not None or packet.delays_s or packet.ttls_s:
+            batch.stamp(now)
+        batch.skip(self._dedup.duplicates(packet.attributes, set()))
+        writes: list[Write] = []
+        try:
+            for builder in build_segments([batch]):
+                first_id = self.take_ids(len(builder.lengths))
+                segment = builder.build(holding.info.queue_id, first_id, now)
+                writes.append(builder.write(segment, holding.epoch))
+                self._dedup.under_way.update(writes[-1].dedup_ids or ())
+                builder.release()
+        except BaseException:
+            for write in writes:
+                self.not_coming(write.segment.first_id, write.dedup_ids or ())
+            raise
+        return writes
+
+    def not_coming(self, first_id: int, dedup_ids: Iterable[str] = ()) -> None:
+        """Withdraw the announcement of a segment that will not be stored."""
+        self.first_ids.discard(first_id)
+        self._dedup.settled(dedup_ids)
+
+    def came(self, segment: Segment, dedup_ids: list[str] | None = None) -> None:
+        """Admit a segment that a transaction has stored."""
+        holding = self._holding
+        self.first_ids.discard(segment.first_id)
+        if dedup_ids:
+            self._dedup.stored.add(dedup_ids, holding.clock.monotonic())
+            self._dedup.settled(dedup_ids)
+        if not holding.fenced:  # Otherwise the new owner reads it from the store
+            holding.meters.put.add(segment.open)
+            if holding.watch is not None:
+                holding.watch.stored(segment, None, holding.clock.monotonic())
+            self._admit(segment)
+
+    # Transfers from another replica
+
+    def expect(self, count: int) -> IdRange:
+        """Reserve `count` ids, returned as [first, last], for segments to be transferred here."""
+        first_id = self._ids.take(count)
+        block = (first_id, first_id + count - 1)
+        self._coming_over.add(block)
+        return block
+
+    def came_over(self, block: IdRange, segments: Sequence[Segment]) -> None:
+        """Admit the segments that were transferred under `block`, and close the block."""
+        self._coming_over.discard(block)
+        holding = self._holding
+        if holding.fenced:
+            return  # The new owner reads them from the store
+        # The dedup window counts from the put, not from the transfer.
+        wall, ages_s = holding.clock.wall(), dict[str, float]()
+        for segment in segments:
+            age_s = max(wall - segment.arrived_at, 0.0)
+            for each in segment.attributes or ():
+                if each is not None and each.dedup_id:
+                    ages_s[each.dedup_id] = min(age_s, ages_s.get(each.dedup_id, age_s))
+        self._dedup.stored.load(ages_s, holding.clock.monotonic())
+        for segment in segments:
+            holding.meters.taken_over.add(segment.open)
+            if holding.watch is not None:
+                holding.watch.stored(segment, None, holding.clock.monotonic())
+            self._admit(segment)
+
+    # Splitting
+
+    def on_its_way(self, first_id: int) -> None:
+        """Announce a segment that is split off from one of this queue."""
+        self.first_ids.add(first_id)
+
+    def came_apart(self, segment: Segment) -> None:
+        """Admit a segment that was split off from one of this queue."""
+        self.first_ids.discard(segment.first_id)
+        if not self._holding.fenced:
+            self._admit(segment)
+
+
+# -- put_homes --
+# Which assignment slots the waiting puts of a replica belong to.
+
+
+class PutAssignments:
+    """Slots of all batches of one replica that are accepted and not on disk yet."""
+
+    __slots__ = ("_accepted", "_dedup", "_holding", "_ids", "_put_before", "_put_before_id")
+
+    def __init__(
+        self,
+        holding: ReplicaContext,
+        accepted: dict[tuple[int, int], list[Batch]],
+        ids: MessageIds,
+        dedup: Deduplication,
+    ) -> None:
+        self._holding = holding
+        self._accepted = accepted
+        self._ids = ids
+        self._dedup = dedup
+        # Of a logical queue: batches accepted before its slots changed last, and the id behind
+        # them.
+        self._put_before: set[tuple[int, int]] = set()
+        self._put_before_id: int | None = None
+
+    def are_elsewhere(self, batch: Batch) -> bool:
+        """Return whether a message of the batch is assigned to another replica."""
+        homes, number = self._holding.homes, self._holding.info.number
+        if not number:
+            # With slots assigned, a logical queue itself takes no message that has a group or a
+            # dedup id. Without, it takes everything.
+            return bool(homes) and batch.has_order_or_dedup_id
+        keys = batch.home_keys()
+        return bool(keys) and (
+            not homes or any(homes[assignment_slot(key)] != number for key in keys)
+        )
+
+    def changed(self) -> None:
+        """Note that the slots of the logical queue have changed.
+
+        From now on replicas store what has a group or a dedup id.
+        """
+        self._put_before = set(self._accepted)
+        self._put_before_id = None
+
+    def ordered_below(self) -> int | None:
+        """Return the id below which messages were put before the slots changed last.
+
+        None if some of these have no id yet. Messages with higher ids come from transactions and
+        topics.
+        """
+        if self._put_before_id is None:
+            self._put_before &= self._accepted.keys()
+            if self._put_before:
+                return None
+            self._put_before_id = self._ids.next_id
+        return self._put_before_id
+
+    def taken(self) -> set[int]:
+        """Return the slots of which the replica accepts puts."""
+        homes, number = self._holding.homes, self._holding.info.number
+        if number:
+            return {index for index, home in enumerate(homes or ()) if home == number}
+        return set() if homes else set(range(ASSIGNMENT_SLOTS))
+
+    def held(self) -> set[int]:
+        """Return the slots of puts that are not stored yet, and of remembered dedup ids."""
+        held = self.accepted()
+        if self._holding.spans_stores:
+            # Dedup ids are known within one store. Another store would store the same id again.
+            self._dedup.forget()
+            held |= {assignment_slot(key) for key in self._dedup.stored}
+        return held
+
+    def accepted(self) -> set[int]:
+        """Return the slots of puts that are not stored yet."""
+        batches = [batch for twins in self._accepted.values() for batch in twins]
+        keys = {key for batch in batches for key in batch.home_keys()}
+        return {assignment_slot(key) for key in (*keys, *self._dedup.under_way)}

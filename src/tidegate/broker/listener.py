@@ -1,8 +1,7 @@
-"""The sessions of a node: admission, back-pressure and closing.
+"""Accepts TLS connections and counts them before the handshake.
 
-While the store cannot keep up, the node does not read from sessions that send. Their data waits in
-the sockets. A session that stays silent, or whose client reads nothing, is closed after a time
-limit.
+The event loop's own server would create the session only after the handshake. Connections that
+never finish it would then count for no limit, and could use up all file descriptors.
 """
 
 from __future__ import annotations
@@ -10,17 +9,208 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
+import ssl
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tidegate.broker.session import Session
 from tidegate.core.errors import LimitReached, NotAuthenticated, TidegateError
-from tidegate.node.peer import Peer
-from tidegate.node.session import Session
+from tidegate.core.runtime import NodeLimits
 
 if TYPE_CHECKING:
-    from tidegate.node.server import Node
+    from tidegate.broker.node import Node
+    from tidegate.broker.session import SessionTransport
+
 
 log = logging.getLogger(__name__)
+
+_BACKLOG = 1024
+# Pause after a failed accept. Without it the loop would spin while the process has no free file
+# descriptors.
+_OUT_OF_SOCKETS_S = 0.1
+
+
+class TlsListener:
+    """Listening sockets with TLS; has the methods of asyncio's server that a node uses."""
+
+    def __init__(self, node: Node, context: ssl.SSLContext, sockets: list[socket.socket]) -> None:
+        self._node = node
+        self._context = context
+        self.sockets = sockets
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def bind(cls, node: Node, context: ssl.SSLContext, host: str, port: int) -> TlsListener:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        sockets: list[socket.socket] = []
+        try:
+            for family, _, _, _, address in dict.fromkeys(found):
+                listening = socket.create_server(
+                    address, family=family, backlog=_BACKLOG, reuse_port=False
+                )
+                listening.setblocking(False)
+                sockets.append(listening)
+        except OSError:
+            for listening in sockets:
+                listening.close()
+            raise
+        return cls(node, context, sockets)
+
+    async def start_serving(self) -> None:
+        for listening in self.sockets:
+            self._start(self._accept_forever(listening))
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for listening in self.sockets:
+            listening.close()
+
+    def _start(self, work) -> None:  # type: ignore[no-untyped-def]
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept_forever(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, peer = await loop.sock_accept(listening)
+            except OSError as failure:
+                log.warning("cannot accept a connection: %s", failure)
+                await asyncio.sleep(_OUT_OF_SOCKETS_S)
+                continue
+            session = Session(self._node)
+            session.meet(peer)
+            if not self._node.sessions.admit(session):
+                accepted.close()
+                continue
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._start(self._shake_hands(session, accepted))
+
+    async def _shake_hands(self, session: Session, accepted: socket.socket) -> None:
+        connected = False
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: session,
+                accepted,
+                ssl=self._context,
+                ssl_handshake_timeout=self._node.limits.handshake_s,
+            )
+            connected = True
+        except (OSError, ssl.SSLError) as failure:
+            log.debug("no TLS with %s: %s", session.address, failure)
+        finally:
+            if not connected:
+                self._node.sessions.forget(session)
+                accepted.close()
+
+
+# -- admission --
+# Limits on connections: in all, unauthenticated, per address and per user.
+#
+# A connection is unauthenticated until its client has identified itself. Unauthenticated
+# connections
+# get at most half of all slots. Clients can therefore always connect, even if many sockets are
+# opened
+# and never used. Connections of other nodes carry many users from one address, so only the limit in
+# all applies to them.
+
+
+class ConnectionSlot:
+    """The counts that one connection is part of."""
+
+    __slots__ = ("address", "is_stranger", "user")
+
+    def __init__(self, address: str) -> None:
+        # None: the connection does not count for its address.
+        self.address: str | None = address
+        self.user: str | None = None
+        self.is_stranger = True
+
+
+class ConnectionSlots:
+    """Counts the connections of a node against its limits."""
+
+    def __init__(self, limits: NodeLimits) -> None:
+        self._limits = limits
+        self._addresses: Counter[str] = Counter()
+        self._users: Counter[str] = Counter()
+        self.connections = 0
+        self.strangers = 0
+
+    def arrive(self, address: str) -> ConnectionSlot:
+        """Reserve a slot for a new connection.
+
+        Raises `LimitReached` if a limit is reached.
+        """
+        limits = self._limits
+        if self.connections >= limits.connections_max:
+            raise LimitReached(f"{self.connections} connections are open")
+        if self.strangers >= max(limits.connections_max // 2, 1):
+            raise LimitReached(f"{self.strangers} connections have not said who they are")
+        if self._addresses[address] >= limits.connections_per_address_max:
+            raise LimitReached(f"{self._addresses[address]} connections of {address} are open")
+        self._addresses[address] += 1
+        self.connections += 1
+        self.strangers += 1
+        return ConnectionSlot(address)
+
+    def log_in(self, place: ConnectionSlot, user: str | None, *, is_node: bool) -> None:
+        """Count a connection for its user after the login.
+
+        Raises `LimitReached` if the user has too many connections.
+        """
+        if is_node:
+            self._leave_address(place)
+        if user is None or place.user == user or is_node:
+            return
+        if self._users[user] >= self._limits.connections_per_user_max:
+            raise LimitReached(
+                f"user {user!r} has {self._users[user]} connections: close some, or raise "
+                "node.connections_per_user_max"
+            )
+        self._users[user] += 1
+        place.user = user
+
+    def identify(self, place: ConnectionSlot) -> None:
+        if place.is_stranger:
+            place.is_stranger = False
+            self.strangers -= 1
+
+    def leave(self, place: ConnectionSlot) -> None:
+        self.connections -= 1
+        self.identify(place)
+        self._leave_address(place)
+        if place.user is not None:
+            _less(self._users, place.user)
+
+    def _leave_address(self, place: ConnectionSlot) -> None:
+        if place.address is not None:
+            _less(self._addresses, place.address)
+            place.address = None
+
+
+def _less(counter: Counter[str], key: str) -> None:
+    """Decrement a count and remove it at 0, or old addresses would accumulate."""
+    counter[key] -= 1
+    if counter[key] <= 0:
+        del counter[key]
+
+
+# -- sessions --
+# The sessions of a node: admission, back-pressure and closing.
+#
+# While the store cannot keep up, the node does not read from sessions that send. Their data waits
+# in
+# the sockets. A session that stays silent, or whose client reads nothing, is closed after a time
+# limit.
+
 
 # How long a client without a name is kept after its connection has ended.
 _EPHEMERAL_S = 30.0
@@ -33,7 +223,7 @@ class Sessions:
         self._node = node
         self._all: set[Session] = set()
         # Sessions that are not read until the store has caught up.
-        self._waiting: set[Peer] = set()
+        self._waiting: set[SessionTransport] = set()
         self._refused_at = float("-inf")
 
     def __iter__(self) -> Iterator[Session]:
@@ -83,7 +273,7 @@ class Sessions:
 
     # Back-pressure
 
-    def resume_when_dry(self, peer: Peer) -> None:
+    def resume_when_dry(self, peer: SessionTransport) -> None:
         """Read from `peer` again once the store has caught up."""
         self._waiting.add(peer)
 

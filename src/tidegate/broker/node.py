@@ -41,44 +41,39 @@ replicas and joins again under a new member id.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
 import ssl
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
-from tidegate.client.address import parse_address
-from tidegate.client.tls import verifying_context
-from tidegate.core.budget import Budget
-from tidegate.core.ending import ended
+from tidegate.broker.access import NODE_USER, Accounts, QueueNames, is_loopback
+from tidegate.broker.dead_letters import DeadLetterMover
+from tidegate.broker.listener import ConnectionSlots, Sessions, TlsListener
+from tidegate.broker.ownership import NodeLease, Ownership
+from tidegate.broker.recording import NodeRecorder
+from tidegate.broker.replica import Replica
+from tidegate.broker.replication import LogicalQueues
+from tidegate.broker.session import Session
+from tidegate.broker.stats import NodeStatsCollector
+from tidegate.broker.transactions import Publishing, QueueColocation, Topics, Transactions
+from tidegate.broker.transfer import SegmentTransfer
+from tidegate.client.client import Client
+from tidegate.client.connection import Credentials, Response, parse_address, verifying_context
 from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
 from tidegate.core.model import QueueInfo
-from tidegate.core.ports import Clock, Store
-from tidegate.node.accounts import Accounts, is_loopback
-from tidegate.node.admission import Admission
-from tidegate.node.aliases import Aliases
-from tidegate.node.dead_letters import DeadLetters
-from tidegate.node.doorstep import Doorstep
-from tidegate.node.exchange import Exchange
-from tidegate.node.figures import Figures
-from tidegate.node.guard import QueueNames
-from tidegate.node.limits import Limits
-from tidegate.node.meeting import Meeting
-from tidegate.node.membership import Membership
-from tidegate.node.neighbours import Neighbours
-from tidegate.node.ownership import Ownership
-from tidegate.node.publishing import Publishing
-from tidegate.node.recording import Recording
-from tidegate.node.replica import Replica
-from tidegate.node.session import Session
-from tidegate.node.sessions import Sessions
-from tidegate.node.tls import NodeTls
-from tidegate.node.topics import Topics
-from tidegate.node.transactions import Transactions
+from tidegate.core.runtime import NodeLimits, cancel_and_wait
+from tidegate.core.segment import Budget
+from tidegate.core.store import Clock, Store
+from tidegate.protocol.cluster import SetOwner
+from tidegate.protocol.packet import Packet, Request
 from tidegate.storage.writer import Writers
 from tidegate.telemetry.meters import PhaseMeters
 from tidegate.telemetry.recorder import Recorder
+from tidegate.telemetry.stats import NodeStats
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +98,7 @@ class Node:
         or_free: bool = False,
         advertise: str | None = None,
         name: str | None = None,
-        limits: Limits | None = None,
+        limits: NodeLimits | None = None,
         clock: Clock | None = None,
         tls: NodeTls | None = None,
         login_always: bool = False,
@@ -113,31 +108,31 @@ class Node:
         self.store = store
         # The machine that the node runs on; None: the node belongs to no machine.
         self.machine_id = machine_id
-        self.limits = limits or Limits()
+        self.limits = limits or NodeLimits()
         self.clock = clock or Clock()
         self.name = name or ""
         self.budget = Budget(self.limits.memory_bytes)
-        self.figures = Figures(self)
-        self.membership = Membership(self)
+        self.figures = NodeStatsCollector(self)
+        self.membership = NodeLease(self)
         self.sessions = Sessions(self)
         self.ownership = Ownership(self)
         self.replicas = self.ownership.replicas
         self.phases = PhaseMeters()
         self.packets_in = 0
         self.packets_out = 0
-        meeting = Meeting(self)
+        meeting = QueueColocation(self)
         self.publishing = Publishing(self, meeting)
         self.transactions = Transactions(self, meeting)
         self.topics = Topics(self)
-        self.dead_letters = DeadLetters(self)
-        self.aliases = Aliases(self)
-        self.exchange = Exchange(self)
+        self.dead_letters = DeadLetterMover(self)
+        self.aliases = LogicalQueues(self)
+        self.exchange = SegmentTransfer(self)
         self.tls = tls
         self.accounts = Accounts(
             store, login_always=login_always, on_change=self.sessions.users_changed
         )
-        self.recording = None if recorder is None else Recording(self, recorder)
-        self.admission = Admission(self.limits)
+        self.recording = None if recorder is None else NodeRecorder(self, recorder)
+        self.admission = ConnectionSlots(self.limits)
         self.names = QueueNames(store, self.replicas)
         self.address = ""
         # Where the HTTP pages (metrics, health) are served; empty if they are not.
@@ -156,9 +151,9 @@ class Node:
             linger_s=self.limits.settle_linger_s,
         )
         self._is_serving = False
-        self._server: asyncio.Server | Doorstep | None = None
+        self._server: asyncio.Server | TlsListener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.neighbours = Neighbours(self)
+        self.neighbours = NodeClients(self)
         self.stopping = False
 
     @property
@@ -204,7 +199,7 @@ class Node:
             self.recording.start()
             self._start(self.recording.run())
 
-    async def _bound(self) -> asyncio.Server | Doorstep:
+    async def _bound(self) -> asyncio.Server | TlsListener:
         try:
             return await self._bound_to(self._port)
         except OSError as failure:
@@ -213,9 +208,9 @@ class Node:
             log.warning("port %d is taken: on a free one then", self._port)
             return await self._bound_to(0)
 
-    async def _bound_to(self, port: int) -> asyncio.Server | Doorstep:
+    async def _bound_to(self, port: int) -> asyncio.Server | TlsListener:
         if self.tls is not None:
-            return await Doorstep.bind(self, self.tls.accepting, self._host, port)
+            return await TlsListener.bind(self, self.tls.accepting, self._host, port)
         return await asyncio.get_running_loop().create_server(
             lambda: Session(self), self._host, port, backlog=1024, start_serving=False
         )
@@ -226,7 +221,7 @@ class Node:
             return None
         return verifying_context() if self.tls is None else self.tls.calling
 
-    def _check_exposure(self, server: asyncio.Server | Doorstep) -> None:
+    def _check_exposure(self, server: asyncio.Server | TlsListener) -> None:
         """Raise `InvalidValue` if the node is reachable from other machines without TLS or users.
 
         Every address other than a loopback address counts as reachable. Such a node requires a
@@ -286,7 +281,7 @@ class Node:
     async def _end_tasks(self) -> None:
         ending = [*self._tasks, *self.ownership.searches, *self.membership.tasks]
         await self.dead_letters.abort()
-        await ended(ending)
+        await cancel_and_wait(ending)
         await self.aliases.close()
         await self.exchange.close()
         await self.publishing.close()
@@ -377,3 +372,150 @@ class Node:
                 log.warning("could not look for changes of users: %s", failure)
             except Exception:
                 log.exception("a bug while looking for changes of users")
+
+
+# -- neighbours --
+# Client connections from this node to the other nodes.
+#
+# A connection is opened once, however many callers ask for it. The opening continues when a caller
+# times out, so that the next caller finds it open. On a slow machine a login may take longer than
+# any
+# caller waits for an answer.
+
+
+_ANSWER_TIMEOUT_S = 2.0
+_HAND_OVER_S = 5.0
+
+
+class NodeClients:
+    """Connections to other nodes, opened on first use and reused while they are alive.
+
+    Every call logs in as a node. A call raises `Unavailable` if the other node does not answer in
+    time.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._clients: dict[str, Client] = {}
+        self._opening: dict[str, asyncio.Task[Client]] = {}
+
+    async def _client(self, address: str) -> Client:
+        client = self._clients.get(address)
+        if client is not None and client.link is not None and client.link.alive:
+            return client
+        opening = self._opening.get(address)
+        if opening is None:
+            opening = self._opening[address] = asyncio.create_task(self._open(address))
+            opening.add_done_callback(lambda done: self._opened(address, done))
+        return await asyncio.shield(opening)
+
+    async def _open(self, address: str) -> Client:
+        before = self._clients.pop(address, None)
+        if before is not None:
+            await before.close()
+        tls = self._node.tls_to(address)
+        login = Credentials(NODE_USER, self._node.accounts.node_password)
+        client = Client(
+            address, mode="admin", reconnect_s=_ANSWER_TIMEOUT_S, credentials=login, tls=tls
+        )
+        await client.open()
+        self._clients[address] = client
+        return client
+
+    def _opened(self, address: str, opening: asyncio.Task[Client]) -> None:
+        del self._opening[address]
+        if not opening.cancelled():
+            # Whoever has asked may be gone.
+            opening.exception()
+
+    async def ask_for(self, address: str, queue_id: int, member_id: int) -> None:
+        """Ask the queue's owner to transfer the queue to node `member_id`."""
+        try:
+            async with asyncio.timeout(_HAND_OVER_S):
+                client = await self._client(address)
+                link = await client.connected()
+                await link.ask(SetOwner(queue_id, member_id))
+        except TimeoutError:
+            raise Unavailable(f"the node at {address} does not let go of the queue") from None
+
+    async def delete_queue(self, address: str, queue_id: int) -> None:
+        """Ask the queue's owner to delete it."""
+        try:
+            async with asyncio.timeout(_HAND_OVER_S):
+                await (await self._client(address)).delete_queue(queue_id)
+        except TimeoutError:
+            raise Unavailable(f"the node at {address} does not answer") from None
+
+    async def ask(self, address: str, request: Request, within_s: float) -> Packet:
+        """Send a request to a node, which may be this one, and return the answer."""
+        return (await self.asked(address, request, within_s)).packet
+
+    async def asked(self, address: str, request: Request, within_s: float) -> Response:
+        """Send a request to a node and return the answer with its body."""
+        try:
+            async with asyncio.timeout(within_s):
+                link = await (await self._client(address)).connected()
+                return await link.ask(request)
+        except TimeoutError:
+            raise Unavailable(f"the node at {address} does not answer") from None
+
+    async def numbers(
+        self,
+        addresses: list[str],
+        queue_id: int | None,
+        steps: int | None,
+        with_durations: bool = True,
+    ) -> list[NodeStats]:
+        """Return the stats of all nodes that answer in time.
+
+        With `queue_id`, only the stats of that queue and of its replicas. `steps` is the number of
+        control steps of each consumer; None: no consumers.
+        """
+
+        async def ask(address: str) -> list[NodeStats]:
+            try:
+                async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                    client = await self._client(address)
+                    nodes = (await client.node_stats(steps=steps, durations=with_durations)).nodes
+            except (TidegateError, TimeoutError):
+                return []
+            for node in nodes:
+                node.queues = [q for q in node.queues if queue_id in (None, q.queue_id, q.alias_id)]
+            return nodes
+
+        answers = await asyncio.gather(*map(ask, addresses))
+        return [node for nodes in answers for node in nodes]
+
+    async def close(self) -> None:
+        await cancel_and_wait(self._opening.values())
+        for client in self._clients.values():
+            with contextlib.suppress(TidegateError):
+                await client.close()
+        self._clients.clear()
+
+
+# -- tls --
+# TLS between nodes and clients and among nodes: at least 1.2, certificates always verified.
+
+
+class NodeTls:
+    """The node's certificate, and the context that verifies the certificates of other nodes.
+
+    Raises `InvalidValue` if a file is missing or does not hold what it should.
+    """
+
+    def __init__(self, certificate: Path, key: Path, authority: Path | None = None) -> None:
+        self.accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.accepting.minimum_version = ssl.TLSVersion.TLSv1_2
+        for file in (certificate, key):
+            if not file.is_file():
+                raise InvalidValue(f"{file}: there is no such file; it is needed for TLS")
+        try:
+            # An empty password, or OpenSSL would prompt for one and block a node that restarts.
+            self.accepting.load_cert_chain(certificate, key, password=b"")
+        except (OSError, ValueError) as failure:
+            raise InvalidValue(
+                f"{certificate} and {key} are no certificate with its key, in PEM and without "
+                f"password: {getattr(failure, 'reason', None) or failure}"
+            ) from None
+        self.calling = verifying_context(authority)

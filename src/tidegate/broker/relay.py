@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from tidegate.access.scram import ClientLogin
-from tidegate.client.address import parse_url
+from tidegate.broker.access import NODE_USER
+from tidegate.client.connection import parse_url
 from tidegate.core.errors import (
     IoFailure,
     NotOwner,
@@ -26,25 +26,23 @@ from tidegate.core.errors import (
     Unavailable,
     from_code,
 )
-from tidegate.core.replication import Role
-from tidegate.node.accounts import NODE_USER
-from tidegate.wire.connection import Connection, Received, relayed
-from tidegate.wire.frames import Frame
-from tidegate.wire.packet import Error, Packet, Request
-from tidegate.wire.packets.clients import IdentifyClient
-from tidegate.wire.packets.login import (
+from tidegate.core.topology import MemberRole
+from tidegate.protocol.catalogue import (
     ActFor,
     Authenticate,
     AuthenticateResponse,
+    IdentifyClient,
     Prove,
     ProveResponse,
 )
-from tidegate.wire.packets.membership import Join, JoinAgain, Leave
-from tidegate.wire.packets.settling import Settle
-from tidegate.wire.packets.subscriptions import ConsumerEnded, Subscribe, Unsubscribe
+from tidegate.protocol.cluster import Join, JoinAgain, Leave
+from tidegate.protocol.connection import Frame, ProtocolConnection, ReceivedPacket, relayed
+from tidegate.protocol.messages import ConsumerEnded, Settle, Subscribe, Unsubscribe
+from tidegate.protocol.packet import Error, Packet, Request
+from tidegate.protocol.scram import ClientLogin
 
 if TYPE_CHECKING:
-    from tidegate.node.session import Session
+    from tidegate.broker.session import Session
 
 _MOVED = (NotOwner.code, StaleEpoch.code)
 _CONNECT_S = 3.0
@@ -55,14 +53,14 @@ class Relay(asyncio.Protocol):
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._wire = Connection(server=False)
+        self._wire = ProtocolConnection(server=False)
         self._transport: asyncio.Transport | None = None
         # The answer to the login request that is pending; None: no request is.
         self._introduction: asyncio.Future[Packet] | None = None
         self._asked: set[int] = set()
         self._consumers: set[int] = set()
         # Logical queues that the client has joined through this relay, and as which members.
-        self._joined: dict[int, set[tuple[Role, int]]] = {}
+        self._joined: dict[int, set[tuple[MemberRole, int]]] = {}
         self.alive = False
 
     @classmethod
@@ -184,12 +182,12 @@ class Relay(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for event in self._wire.receive(data):
-                if isinstance(event, Received):
+                if isinstance(event, ReceivedPacket):
                     self._answer(event)
         except TidegateError:
             self.close()
 
-    def _answer(self, event: Received) -> None:
+    def _answer(self, event: ReceivedPacket) -> None:
         packet = event.packet
         if self._introduction is not None and not self._introduction.done():
             if isinstance(packet, Error):

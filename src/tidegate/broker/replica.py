@@ -41,26 +41,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import chain
 
-from tidegate.core.budget import Budget
+from tidegate.broker.batch import segment_assignments
+from tidegate.broker.context import ReplicaContext
+from tidegate.broker.dispatch import Dispatch
+from tidegate.broker.intake import Intake
+from tidegate.broker.recording import DROPPED, MOVED
+from tidegate.broker.settling import Settling
+from tidegate.broker.stats import SummaryStatsCache, detailed_stats
 from tidegate.core.errors import NotOwner, QueueNotExisting, TidegateError
-from tidegate.core.model import DeathReason, Overflow, QueueInfo, QueuePolicy
-from tidegate.core.ports import Clock, Store
-from tidegate.core.segment import Segment
-from tidegate.node.brief_numbers import BriefNumbers
-from tidegate.node.by_id import ById
-from tidegate.node.departures import Departures
-from tidegate.node.dispatch import Dispatch
-from tidegate.node.full_numbers import full_numbers
-from tidegate.node.holding import Holding
-from tidegate.node.intake import Intake
-from tidegate.node.limits import Limits
-from tidegate.node.replica_homes import ReplicaHomes
-from tidegate.node.settling import Settling
-from tidegate.queueing.span import Span
+from tidegate.core.model import DeathReason, IdRange, Overflow, QueueInfo, QueuePolicy, merge_ranges
+from tidegate.core.runtime import NodeLimits
+from tidegate.core.segment import Budget, Segment
+from tidegate.core.store import Clock, Settlement, Store
+from tidegate.core.topology import ASSIGNMENT_SLOTS
+from tidegate.queueing import MessageEvent
+from tidegate.queueing.lanes import NO_ID
+from tidegate.queueing.spans import Span
 from tidegate.storage.writer import Settler, Writer
 from tidegate.telemetry.meters import QueueMeters
-from tidegate.telemetry.numbers import QueueNumbers
+from tidegate.telemetry.stats import QueueStats
 
 _DRAIN_POLL_S = 0.002
 
@@ -77,13 +78,13 @@ class Replica:
         writer: Writer,
         settler: Settler,
         budget: Budget,
-        limits: Limits,
+        limits: NodeLimits,
         clock: Clock,
         may_deliver: Callable[[], bool],
         on_fenced: Callable[[Replica], None],
         give_up: Callable[[Replica, list[Span], DeathReason, str | None], None],
     ) -> None:
-        self._holding = Holding(
+        self._holding = ReplicaContext(
             info,
             epoch,
             store=store,
@@ -101,10 +102,10 @@ class Replica:
         )
         self.intake = Intake(self._holding, writer, self._admit)
         self._holding.made_room = self.intake.made_room
-        self.by_id = ById(self._holding, self.dispatch, self._settling)
-        self.departures = Departures(self._holding, self.dispatch, self._settling)
-        self.homes = ReplicaHomes(self._holding, self.intake, self.dispatch, self.departures)
-        self.brief = BriefNumbers(self)
+        self.by_id = BrowseHandlers(self._holding, self.dispatch, self._settling)
+        self.departures = OutgoingTransfers(self._holding, self.dispatch, self._settling)
+        self.homes = ReplicaAssignments(self._holding, self.intake, self.dispatch, self.departures)
+        self.brief = SummaryStatsCache(self)
         # Held while a transfer or a purge runs: a purge must not run between the steps of a
         # transfer.
         self.exchanging = asyncio.Lock()
@@ -114,7 +115,7 @@ class Replica:
         self.on_policy: Callable[[], None] = lambda: None
 
     @property
-    def holding(self) -> Holding:
+    def holding(self) -> ReplicaContext:
         """The state that the parts share."""
         return self._holding
 
@@ -330,9 +331,363 @@ class Replica:
         for consumer in self.dispatch.holders.consumers:
             consumer.meters.tick(now)
 
-    def numbers(self, steps: int | None = 1) -> QueueNumbers:
+    def numbers(self, steps: int | None = 1) -> QueueStats:
         """Return the stats of the queue.
 
         `steps` is the number of control steps of each consumer; None: no consumers.
         """
-        return full_numbers(self, steps)
+        return detailed_stats(self, steps)
+
+
+# -- replica_homes --
+# Order of assigned messages while assignment slots move between replicas.
+#
+# A message with a receiver, a group or a dedup id belongs to one of `ASSIGNMENT_SLOTS` slots. The
+# topology assigns each slot to a replica. While slots move, messages of one slot may be at several
+# replicas. This module tells which slots a replica has messages of, and holds back messages whose
+# predecessors are elsewhere.
+
+
+class ReplicaAssignments:
+    """The assignment slots of which one replica has messages."""
+
+    def __init__(
+        self,
+        holding: ReplicaContext,
+        intake: Intake,
+        dispatch: Dispatch,
+        departures: OutgoingTransfers,
+    ) -> None:
+        self._holding = holding
+        self._intake = intake
+        self._dispatch = dispatch
+        self._departures = departures
+        # Slots of segments that are being split.
+        self._cut_homes: set[int] = set()
+        # First ids of the blocks under which messages of groups are being transferred here.
+        # Messages that were put meanwhile have to wait for them.
+        self._coming_before: set[int] = set()
+
+    def held(self) -> set[int]:
+        """Return the slots of which the replica has, or may have, messages or dedup ids.
+
+        All slots if messages are in the store only or on their way here.
+        """
+        queue = self._holding.queue
+        if queue.delayed.in_store or queue.tails.may_hold_homed or self._coming_before:
+            return set(range(ASSIGNMENT_SLOTS))
+        held = self._intake.homes.held()
+        if queue.residents.has_homed:
+            for segment in queue.segments():
+                held |= segment_assignments(segment)
+        return held | self.in_hand()
+
+    def in_hand(self) -> set[int]:
+        """Return the slots of messages that are leased, wait for a retry, or are about to leave.
+
+        A later message of such a slot must not be delivered at another replica before them.
+        """
+        if not self._holding.queue.residents.has_homed:
+            return set()
+        return {
+            index for segment in self._segments_in_hand() for index in segment_assignments(segment)
+        }
+
+    def _segments_in_hand(self) -> set[Segment]:
+        retried = self._holding.queue.delayed.retried(self._holding.clock.wall())
+        return self._dispatch.segments_held() | retried | set(self._departures.segments.values())
+
+    def freeze(self) -> None:
+        """Stop delivering messages of groups whose slot is assigned to another replica.
+
+        The other replica may have messages of the same group and delivers them in order.
+        """
+        homes, number = self._holding.homes or (), self._holding.info.number
+        elsewhere = {index for index, home in enumerate(homes) if abs(home) != number}
+        self._holding.queue.turnstile.freeze(elsewhere | self._cut_homes)
+        self._dispatch.serve_all()
+
+    def cut_up(self, homes: set[int]) -> None:
+        """Hold back the messages of these slots while segments with them are being split."""
+        self._cut_homes = homes
+        if self._holding.info.alias_id:
+            self.freeze()
+
+    def groups_wait(self, from_id: int) -> None:
+        """Hold back messages of groups with ids from `from_id` on, until a transfer has ended.
+
+        Older messages of the same groups arrive in that transfer under lower ids. Their source
+        forgets them before this replica has them. The slot may therefore be opened, and put to, in
+        between.
+        """
+        self._coming_before.add(from_id)
+        self._holding.queue.turnstile.hold_from(self.waits_from)
+
+    @property
+    def waits_from(self) -> int:
+        """The id from which on no assigned message is delivered or transferred.
+
+        Earlier messages are still arriving, and their slot may have moved on since they were
+        requested.
+        """
+        return min(self._coming_before, default=NO_ID)
+
+    def groups_go_on(self, from_id: int) -> None:
+        """End the wait for the transfer that began at `from_id`, whether or not messages came."""
+        self._coming_before.discard(from_id)
+        if not self._holding.fenced:
+            self._holding.queue.turnstile.hold_from(self.waits_from)
+            self._dispatch.serve_all()
+
+    def ahead(self) -> set[int]:
+        """Return the slots that the replica accepts puts for, or has older messages of.
+
+        The leader uses it to decide when a slot may be opened at its new replica. Delayed messages
+        do not count: they enter when they are due and precede nothing.
+        """
+        queue = self._holding.queue
+        below_id = NO_ID if self._holding.info.alias_id else self._intake.homes.ordered_below()
+        if below_id is None or queue.tails.may_hold_homed or self._departures.has_open_moves:
+            return set(range(ASSIGNMENT_SLOTS))
+        if self._coming_before:
+            # No other node knows these messages: their source has forgotten them already.
+            return set(range(ASSIGNMENT_SLOTS))
+        ahead = self._intake.homes.taken() | self._intake.homes.accepted()
+        if queue.residents.has_homed:
+            for segment in chain(queue.contents.segments(), self._segments_in_hand()):
+                if segment.first_id < below_id:
+                    ahead |= segment_assignments(segment)
+        return ahead
+
+
+# -- departures --
+# Messages that leave a replica by another way than an acknowledgement.
+#
+# The caller takes messages out and then reports the result with one of `stay`, `handed_over`,
+# `left`
+# or `drop`. In between the messages are in the state `LEAVING`: no consumer gets them.
+
+
+class OutgoingTransfers:
+    """Takes messages out of one replica and records what became of them."""
+
+    def __init__(self, holding: ReplicaContext, dispatch: Dispatch, settling: Settling) -> None:
+        self._holding = holding
+        self._dispatch = dispatch
+        self._settling = settling
+        # First ids of whole segments that are being transferred; a purge must leave them alone.
+        self.segments: dict[int, Segment] = {}
+        # Whether a transfer from here is unfinished, so that its messages are in no queue.
+        self.has_open_moves = False
+
+    def take_ready(self, count: int) -> list[Span]:
+        """Take up to `count` unaddressed messages, oldest first."""
+        spans = self._holding.queue.take_regardless(count)
+        return [span.advance(MessageEvent.GIVEN_UP) for span in spans]
+
+    def stay(self, spans: list[Span]) -> None:
+        """Return messages to the queue that were taken out but did not leave."""
+        self._no_longer_leaving(spans)
+        if not self._holding.fenced:
+            self._holding.queue.stay(spans)
+            self._dispatch.serve_all()
+
+    def take_segments(
+        self, is_wanted: Callable[[Segment, bool], bool], count: int, bytes_max: int, ids_max: int
+    ) -> list[list[Span]]:
+        """Take whole segments, oldest first, for which `is_wanted` returns true.
+
+        See `MessagesById.take_segments` for the limits.
+        """
+        chosen = self._holding.queue.contents.take_segments(is_wanted, count, bytes_max, ids_max)
+        for spans in chosen:
+            self.segments[spans[0].segment.first_id] = spans[0].segment
+            for span in spans:
+                span.advance(MessageEvent.GIVEN_UP)
+        return chosen
+
+    def _no_longer_leaving(self, spans: list[Span]) -> None:
+        for span in spans:
+            self.segments.pop(span.segment.first_id, None)
+
+    def handed_over(self, chosen: list[list[Span]]) -> None:
+        """Remove whole segments that another replica has now, after the transfer is on disk."""
+        if self._holding.fenced:
+            return
+        spans = [span for pieces in chosen for span in pieces]
+        self._no_longer_leaving(spans)
+        self._holding.note_ended(spans, MOVED)
+        for span in spans:
+            self._holding.queue.done(span, MessageEvent.MOVED)
+        self._holding.meters.handed_over.add(sum(map(len, spans)))
+        self._dispatch.serve_all()
+        self._holding.made_room()
+
+    def settlement_of(self, spans: list[Span]) -> Settlement | None:
+        """Return what to store when these messages leave; None for a transient queue."""
+        if not self._holding.info.durable:
+            return None
+        settlement = Settlement(self._holding.info.queue_id, self._holding.epoch)
+        leaving: dict[Segment, list[Span]] = {}
+        for span in spans:
+            leaving.setdefault(span.segment, []).append(span)
+        for segment, pieces in leaving.items():
+            if segment.open == sum(map(len, pieces)):
+                settlement.finished.append(segment.first_id)
+                if segment.failed is not None:
+                    settlement.forgotten.append(segment.first_id)
+            else:
+                settlement.partly[segment.first_id] = [(span.low, span.high) for span in pieces]
+        return settlement
+
+    def left(self, spans: list[Span], settlement: Settlement | None, outcome: str) -> None:
+        """Remove messages that have left, after their `settlement` is on disk."""
+        if self._holding.fenced:
+            return
+        self._holding.note_ended(spans, outcome)
+        written = set(settlement.finished) if settlement is not None else set()
+        for span in spans:
+            finished = self._holding.queue.done(span, MessageEvent.MOVED)
+            # The rest of the segment may have been settled since `settlement` was made.
+            if finished and span.segment.first_id not in written:
+                self._settling.note_done(span, True)
+        self._dispatch.serve_all()
+        self._holding.made_room()
+
+    def drop(self, spans: list[Span], outcome: str = DROPPED) -> None:
+        """Settle messages that were given up and go nowhere, or are in their target already."""
+        if self._holding.fenced:
+            return
+        self._holding.note_ended(spans, outcome)
+        for span in spans:
+            self._settling.note_done(span, self._holding.queue.done(span, MessageEvent.MOVED))
+        self._holding.made_room()
+
+
+# -- by_id --
+# Messages by their ids: browsed, listed and acknowledged without a lease.
+#
+# Some waiting messages are in memory, others in the store only. Browsing reads the latter in chunks
+# and leaves them there. Acknowledging brings them into memory first, one chunk at a time. Long
+# operations let the event loop run in between.
+
+
+# Ranges of waiting ids in one answer; the client asks again for the rest.
+WAITING_RANGES_MAX = 10_000
+# Spans that are listed before the event loop runs; some milliseconds.
+WAITING_SPANS_PER_TURN = 5000
+# Ranges of ids that are acknowledged before the event loop runs.
+RANGES_PER_TURN = 200
+
+
+class BrowseHandlers:
+    """Browses, lists and acknowledges the messages of one replica by their ids."""
+
+    def __init__(self, holding: ReplicaContext, dispatch: Dispatch, settling: Settling) -> None:
+        self._holding = holding
+        self._dispatch = dispatch
+        self._settling = settling
+
+    async def browse(
+        self, limit: int, first_id: int = 0, last_id: int = NO_ID
+    ) -> tuple[list[Span], int | None]:
+        """Return waiting messages with these ids, in order.
+
+        Also returns the id from which on there may be more; None: there are no more.
+        """
+        queue = self._holding.queue
+        segments, through = await self._dispatch.tail.look(first_id, last_id)
+        if self._holding.fenced:
+            raise self._holding.taken_over()
+        # Listed only after the store was read: messages may have come into memory meanwhile.
+        spans = queue.contents.browse(limit, first_id, through)
+        for segment in segments:
+            spans += queue.tails.pieces(segment, first_id, through)
+        spans.sort(key=lambda span: span.first_id)
+        shown: list[Span] = []
+        for span in spans:
+            if len(span) > limit:
+                span = span.split(limit)
+            shown.append(span)
+            limit -= len(span)
+            if limit <= 0:
+                through = span.first_id + len(span) - 1
+                break
+        return shown, through + 1 if through < last_id else None
+
+    async def waiting_ids(self, limit: int, last_id: int) -> list[IdRange]:
+        """Return the ids of unaddressed messages in memory, lowest first, as ranges.
+
+        The result is empty only if nothing waits or the queue is paused: messages in the store only
+        are brought into memory first.
+        """
+        holding = self._holding
+        if holding.policy.paused:
+            return []
+        queue = holding.queue
+        through = min(last_id, queue.tails.anyones_begin - 1)
+        while not (spans := self._waiting(limit, 0, through)):
+            if queue.tails.anyones_begin > last_id:
+                break
+            if not await self._dispatch.tail.more():
+                # Memory is short: ids out of order are better than none.
+                through = last_id
+                spans = self._waiting(limit, 0, through)
+                break
+            through = min(last_id, queue.tails.anyones_begin - 1)
+        ids = merge_ranges(map(_ids_of, spans))
+        while len(spans) == WAITING_SPANS_PER_TURN and len(ids) < WAITING_RANGES_MAX:
+            limit -= sum(map(len, spans))
+            await asyncio.sleep(0)
+            spans = self._waiting(limit, ids[-1][1] + 1, through)
+            ids = merge_ranges([*ids, *map(_ids_of, spans)])
+        if holding.fenced or not holding.may_deliver():
+            # Another owner may have delivered these messages.
+            raise holding.taken_over()
+        return ids[:WAITING_RANGES_MAX]
+
+    def _waiting(self, limit: int, first_id: int, last_id: int) -> list[Span]:
+        return self._holding.queue.contents.browse(
+            limit, first_id, last_id, for_anyone=True, spans_max=WAITING_SPANS_PER_TURN
+        )
+
+    async def acknowledge(self, ranges: list[IdRange]) -> int:
+        """Acknowledge unaddressed waiting messages and wait for the disk; return their number."""
+        holding = self._holding
+        apart = merge_ranges(ranges)
+        count = 0
+        try:
+            for at in range(0, len(apart), RANGES_PER_TURN):
+                some = apart[at : at + RANGES_PER_TURN]
+                for first_id, last_id in some:
+                    count += await self._acknowledge_tail(first_id, last_id)
+                if holding.fenced:
+                    break
+                count += self._settling.settle_waiting(holding.queue.contents.take_between(some))
+                await asyncio.sleep(0)
+        finally:
+            if not holding.fenced:
+                # Groups may have been freed, heads may be short, and limits may have room.
+                self._dispatch.dispatch()
+        await self._settling.on_disk()
+        if holding.fenced:
+            raise holding.taken_over()
+        return count
+
+    async def _acknowledge_tail(self, first_id: int, last_id: int) -> int:
+        """Acknowledge messages of a range that are in the store only, one chunk at a time."""
+        holding = self._holding
+        queue = holding.queue
+        count = 0
+        while first_id <= last_id and queue.tails.has_between(first_id, last_id, for_anyone=True):
+            through = await self._dispatch.tail.pull_between(first_id, last_id)
+            if holding.fenced:
+                break
+            taken = queue.contents.take_between([(first_id, through)])
+            count += self._settling.settle_waiting(taken)
+            first_id = through + 1
+        return count
+
+
+def _ids_of(span: Span) -> IdRange:
+    return span.first_id, span.first_id + len(span) - 1

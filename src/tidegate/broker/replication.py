@@ -1,26 +1,9 @@
-"""The logical queues of which this node owns a part.
+"""The state of a logical queue at its owner: members, and the replica of each.
 
-Theory of operation
-
-The catalogue stores the topology of each logical queue: its replicas, their states and shares, the
-assignment slots and the scaling settings. The leader changes it. Each node follows it with one
-cheap question every 0.25 s: has the version changed? If it has, `look` reads all topologies and
-fits each queue of this node to its topology:
-
-- A logical queue (`_fit_alias`): its members get the change, and its own messages are handed over
-  to replicas by an `AliasForwarder`.
-- A replica (`_fit_replica`): it learns its assignment slots and its rate limit. Messages whose slot
-  is assigned elsewhere now are handed over too.
-- A queue that has no replicas any more becomes a plain queue again.
-
-On a node of a machine, `look` also brings the replicas here that are assigned to the machine.
-
-Invariant: before a queue accepts messages of an assignment slot, it has read the dedup ids that
-other replicas stored (`_learns`). Otherwise a repeated message would be stored again.
-
-Failures: if the store does not answer, the next poll repeats the work. If only one queue cannot be
-fitted, the others are, and that one is tried again. A lapsed lease or a lost notification changes
-no version; a node that owns logical queues therefore reads the topologies at least once a second.
+A member is one role of one session: the session joins once as a producer and once for each of its
+consumers. Only this node knows the members. After the queue has moved, the new owner starts with
+none and the sessions join again. Each consumer is assigned to a replica; each producer only under
+the policy `clients`.
 """
 
 from __future__ import annotations
@@ -28,31 +11,290 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tidegate.core.ending import ended
-from tidegate.core.errors import NotOwner, TidegateError
+from tidegate.broker.batch import segment_assignments
+from tidegate.broker.context import RateLimiter
+from tidegate.broker.replica import Replica
+from tidegate.broker.transfer import MOVE_COUNT_MAX, split_segments
+from tidegate.core.errors import (
+    InvalidValue,
+    LimitReached,
+    NotOwner,
+    QueueNotExisting,
+    RetryLater,
+    TidegateError,
+    Unavailable,
+)
 from tidegate.core.model import QueueInfo
-from tidegate.core.replication import Topology
-from tidegate.node.alias import Alias
-from tidegate.node.hand_over import HandOver
-from tidegate.node.pace import Pace
-from tidegate.node.replica import Replica
+from tidegate.core.runtime import cancel_and_wait
+from tidegate.core.topology import MemberRole, ReplicaInfo, ReplicaState, ScalingPolicy, Topology
+from tidegate.laws.scaling.clients import CAPACITY_CLIENTS, ReplicaLoad, elect
+from tidegate.protocol.cluster import (
+    Join,
+    JoinAgain,
+    JoinResponse,
+    MigrateClients,
+    Migrated,
+    Pull,
+    PullResponse,
+    TopologyChanged,
+)
 
 if TYPE_CHECKING:
-    from tidegate.node.server import Node
-    from tidegate.node.session import Session
+    from tidegate.broker.node import Node
+    from tidegate.broker.session import Session
+
+
+# Assigned to no replica: a producer that puts to all of them, or a member that waits for one.
+_NO_REPLICA = 0
+# Members of one session at one queue.
+_COMINGS_MAX = 10_000
+
+
+class QueueMember:
+    """One role of one session: its producers, or one of its consumers."""
+
+    __slots__ = ("bound", "is_counted", "number", "replica_id", "role", "session")
+
+    def __init__(self, session: Session, role: MemberRole, number: int) -> None:
+        self.session = session
+        self.role = role
+        self.number = number
+        self.replica_id = _NO_REPLICA
+        # Whether it is in the counts of its replica.
+        self.is_counted = False
+        # Whether it was bound to its replica and must not be moved.
+        self.bound = False
+
+
+# (queue id, client id, consumer number) -> messages that the consumer holds there; None: the
+# replica is not at this node.
+Unacknowledged = Callable[[int, int, int], int | None]
+
+
+class LogicalQueueState:
+    """One logical queue, as known at the node that owns it."""
+
+    def __init__(self, topology: Topology, unacknowledged: Unacknowledged) -> None:
+        self.topology = topology
+        self._unacknowledged = unacknowledged
+        self._joined: dict[Session, dict[tuple[MemberRole, int], QueueMember]] = {}
+        # Members per replica and role, updated as members come and go. Counting them for each
+        # election would make it slow with many members.
+        self._at: Counter[tuple[int, MemberRole]] = Counter()
+
+    @property
+    def _members(self) -> Iterator[QueueMember]:
+        return (member for mine in self._joined.values() for member in mine.values())
+
+    # Joining and leaving
+
+    def join(self, session: Session, packet: Join) -> JoinResponse:
+        """Add a member, or update one that joins again; it keeps its replica if possible.
+
+        Raises `LimitReached` if the session has too many members, and `QueueNotExisting` if the
+        replica that it is bound to is gone.
+        """
+        mine = self._joined.setdefault(session, {})
+        key = (packet.role, packet.member)
+        member = mine.get(key)
+        if member is None:
+            if len(mine) >= _COMINGS_MAX:
+                raise LimitReached(f"a connection comes to a queue at most {_COMINGS_MAX} times")
+            member = mine[key] = QueueMember(session, packet.role, packet.member)
+        member.bound = packet.bound and packet.wanted is not None
+        try:
+            self._place(member, self._place_for(member, packet.wanted))
+        except QueueNotExisting:
+            self.leave(session, *key)
+            raise
+        return JoinResponse(self.topology, member.replica_id)
+
+    def _place(self, member: QueueMember, replica_id: int | None) -> None:
+        """Note the member's replica from now on; None: the member leaves."""
+        if member.is_counted:
+            before = (member.replica_id, member.role)
+            self._at[before] -= 1
+            if not self._at[before]:
+                del self._at[before]
+        member.is_counted = replica_id is not None
+        if replica_id is not None:
+            member.replica_id = replica_id
+            self._at[replica_id, member.role] += 1
+
+    def leave(self, session: Session, role: MemberRole, number: int) -> None:
+        mine = self._joined.get(session, {})
+        member = mine.pop((role, number), None)
+        if member is not None:
+            self._place(member, None)
+        if not mine:
+            self.forget(session)
+
+    def forget(self, session: Session) -> None:
+        """Remove all members of a session that has ended."""
+        for member in self._joined.pop(session, {}).values():
+            self._place(member, None)
+
+    def _place_for(self, member: QueueMember, wanted: int | None) -> int:
+        place = None if wanted is None else self.topology.replica(wanted)
+        if member.bound:
+            if place is None:
+                raise QueueNotExisting(f"queue {self.topology.queue!r} has no replica {wanted}")
+            return place.queue_id
+        if not self._is_elected(member.role):
+            return _NO_REPLICA
+        if place is not None and place.state is not ReplicaState.DRAINING:
+            return place.queue_id
+        return self._elected(member)
+
+    def _is_elected(self, role: MemberRole) -> bool:
+        """Return whether members of this role are assigned to one replica each."""
+        return role is MemberRole.CONSUMER or self.topology.scaling.policy is ScalingPolicy.CLIENTS
+
+    def _elected(self, member: QueueMember) -> int:
+        """Return the best replica for a member; `_NO_REPLICA` if there is none."""
+        before = member.replica_id if member.is_counted else None
+        self._place(member, None)  # It must not count itself
+        capacity = self.topology.scaling.capacity_clients or CAPACITY_CLIENTS
+        standings = [
+            ReplicaLoad(place.number, *self._counts_at(place), capacity)
+            for place in self.topology.replicas
+            if _takes_clients(place)
+        ]
+        self._place(member, before)
+        number = elect(member.role, standings)
+        place = None if number is None else self.topology.replica(number)
+        return _NO_REPLICA if place is None else place.queue_id
+
+    def _counts_at(self, place: ReplicaInfo) -> tuple[int, int]:
+        at = self._at
+        return at[place.queue_id, MemberRole.PRODUCER], at[place.queue_id, MemberRole.CONSUMER]
+
+    def counts(self) -> dict[int, tuple[int, int]]:
+        """Return replica number -> number of producers and consumers there."""
+        return {place.number: self._counts_at(place) for place in self.topology.replicas}
+
+    @property
+    def producers(self) -> int:
+        return sum(count for (_, role), count in self._at.items() if role is MemberRole.PRODUCER)
+
+    # Notifications
+
+    def end(self) -> None:
+        """Tell all members to join again: the queue has another owner, or no replicas any more."""
+        for session in list(self._joined):
+            session.send(JoinAgain(self.topology.queue_id), 0)
+        self._joined.clear()
+        self._at.clear()
+
+    def show(self, topology: Topology) -> None:
+        """Tell all members about a changed topology, and move those whose replica is leaving."""
+        if topology == self.topology:
+            return
+        self.topology = topology
+        changed = TopologyChanged(topology)
+        for session in list(self._joined):
+            session.send(changed, 0)
+        states = {place.queue_id: place.state for place in topology.replicas}
+        for member in list(self._members):
+            if member.bound:
+                continue
+            if not self._is_elected(member.role):
+                self._send_to(member, _NO_REPLICA)
+            elif states.get(member.replica_id, ReplicaState.DRAINING) is ReplicaState.DRAINING:
+                # Its replica is gone or draining, or it had none.
+                elsewhere = self._elected(member)
+                if elsewhere != _NO_REPLICA or member.replica_id not in states:
+                    self._send_to(member, elsewhere)
+
+    def _send_to(self, member: QueueMember, replica_id: int) -> None:
+        moves = member.replica_id != replica_id
+        self._place(member, replica_id)
+        if moves:
+            member.session.send(
+                Migrated(self.topology.queue_id, member.role, member.number, replica_id), 0
+            )
+
+    def migrate(self, packet: MigrateClients) -> int:
+        """Move members of one replica to another, starting with those holding fewest messages.
+
+        Returns how many were moved. Raises `InvalidValue` if the target does not accept clients.
+        """
+        if not self.takes_clients(packet.target_id):
+            raise InvalidValue(f"queue {packet.target_id} is no replica that takes clients")
+        there = [
+            member
+            for member in self._members
+            if member.role is packet.role
+            and member.replica_id == packet.source_id
+            and not member.bound
+        ]
+        chosen = sorted(there, key=self._busyness)[: max(packet.count, 0)]
+        for member in chosen:
+            self._send_to(member, packet.target_id)
+        return len(chosen)
+
+    def takes_clients(self, queue_id: int) -> bool:
+        """Return whether members can be moved to a replica, as far as this node knows."""
+        return any(
+            place.queue_id == queue_id and _takes_clients(place) for place in self.topology.replicas
+        )
+
+    def _busyness(self, member: QueueMember) -> int:
+        held = self._unacknowledged(member.replica_id, member.session.client_id, member.number)
+        return held or 0
+
+
+def _takes_clients(place: ReplicaInfo) -> bool:
+    return place.state is ReplicaState.SERVING and place.address is not None
+
+
+def reachable(places: Iterable[ReplicaInfo]) -> list[ReplicaInfo]:
+    """Return the replicas that serve and have an owner."""
+    return [place for place in places if _takes_clients(place)]
+
+
+# -- aliases --
+# The logical queues of which this node owns a part.
+#
+# Theory of operation
+#
+# The catalogue stores the topology of each logical queue: its replicas, their states and shares,
+# the
+# assignment slots and the scaling settings. The leader changes it. Each node follows it with one
+# cheap question every 0.25 s: has the version changed? If it has, `look` reads all topologies and
+# fits each queue of this node to its topology:
+#
+# - A logical queue (`_fit_alias`): its members get the change, and its own messages are handed over
+#   to replicas by an `AliasForwarder`.
+# - A replica (`_fit_replica`): it learns its assignment slots and its rate limit. Messages whose
+# slot
+#   is assigned elsewhere now are handed over too.
+# - A queue that has no replicas any more becomes a plain queue again.
+#
+# On a node of a machine, `look` also brings the replicas here that are assigned to the machine.
+#
+# Invariant: before a queue accepts messages of an assignment slot, it has read the dedup ids that
+# other replicas stored (`_learns`). Otherwise a repeated message would be stored again.
+#
+# Failures: if the store does not answer, the next poll repeats the work. If only one queue cannot
+# be
+# fitted, the others are, and that one is tried again. A lapsed lease or a lost notification changes
+# no version; a node that owns logical queues therefore reads the topologies at least once a second.
+
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.25
-_LOOK_IDLE_S = 2.0
+_POLL_S = 0.25
+_IDLE_POLL_S = 2.0
 # What changes without a new version, such as a lapsed lease, is noticed after this many polls.
-_LOOKS_PER_CHECK = 4
+_POLLS_PER_CHECK = 4
 
 
-class Aliases:
+class LogicalQueues:
     """The topologies that a node knows, and its part in them."""
 
     def __init__(self, node: Node) -> None:
@@ -61,8 +303,8 @@ class Aliases:
         self._version = -1
         # Whether a queue of this node has not been fitted to `_version` yet.
         self._is_behind = False
-        self._aliases: dict[Replica, Alias] = {}
-        self._hand_overs: dict[Replica, HandOver] = {}
+        self._aliases: dict[Replica, LogicalQueueState] = {}
+        self._hand_overs: dict[Replica, AliasForwarder] = {}
         self._bringing: set[asyncio.Task[None]] = set()
         self._looking = asyncio.Lock()
         # Queues of this node that belong to a logical queue.
@@ -75,7 +317,7 @@ class Aliases:
             await self._pause()
             looks += 1
             try:
-                await self.look(again=looks % _LOOKS_PER_CHECK == 0 and bool(self._aliases))
+                await self.look(again=looks % _POLLS_PER_CHECK == 0 and bool(self._aliases))
             except TidegateError as failure:
                 log.warning("could not look for changes of logical queues: %s", failure)
             except Exception:
@@ -84,11 +326,11 @@ class Aliases:
     async def _pause(self) -> None:
         """Wait until the next poll; longer if the node has no part in a logical queue."""
         if self._parts or self._node.machine_id is not None:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             return
         self._has_part.clear()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._has_part.wait(), _LOOK_IDLE_S)
+            await asyncio.wait_for(self._has_part.wait(), _IDLE_POLL_S)
 
     async def look(self, *, again: bool = False) -> None:
         """Read the topologies if the version has changed; with `again` in any case."""
@@ -111,7 +353,7 @@ class Aliases:
     async def close(self) -> None:
         self._parts.clear()
         ending: list[asyncio.Task[None]] = [each.end() for each in self._hand_overs.values()]
-        await ended([*ending, *self._bringing])
+        await cancel_and_wait([*ending, *self._bringing])
 
     # Queries
 
@@ -132,11 +374,11 @@ class Aliases:
                 return topology
         return None
 
-    def known(self, replica: Replica) -> Alias | None:
+    def known(self, replica: Replica) -> LogicalQueueState | None:
         """Return the state of a logical queue that this node owns; None if not known."""
         return self._aliases.get(replica)
 
-    async def alias(self, replica: Replica) -> Alias:
+    async def alias(self, replica: Replica) -> LogicalQueueState:
         """Return the state of a logical queue that this node owns.
 
         Raises `NotOwner` if the queue has no replicas.
@@ -212,7 +454,7 @@ class Aliases:
         replica.become_elastic(True)
         alias = self._aliases.get(replica)
         if alias is None:
-            self._aliases[replica] = Alias(topology, self._unacknowledged)
+            self._aliases[replica] = LogicalQueueState(topology, self._unacknowledged)
         else:
             alias.show(topology)
         self.wake_hand_over(replica)
@@ -236,7 +478,7 @@ class Aliases:
         if rate is None:
             holding.pace = None
         elif holding.pace is None or holding.pace.per_s != rate:
-            holding.pace = Pace(rate, holding.clock.monotonic())
+            holding.pace = RateLimiter(rate, holding.clock.monotonic())
         if holding.queue.residents.has_homed or holding.queue.tails.count:
             # Some of its messages may be assigned to another replica by now.
             self.wake_hand_over(replica)
@@ -247,7 +489,7 @@ class Aliases:
             return
         hand_over = self._hand_overs.get(replica)
         if hand_over is None:
-            hand_over = self._hand_overs[replica] = HandOver(self._node, replica)
+            hand_over = self._hand_overs[replica] = AliasForwarder(self._node, replica)
             if not replica.info.alias_id:
                 replica.on_ready = hand_over.wake
         hand_over.wake()
@@ -295,3 +537,153 @@ def _is_home_to_more(homes: Sequence[int], before: Sequence[int], number: int) -
 
 def _nobody() -> None:
     """Do nothing; the callback of a replica without a hand-over."""
+
+
+# -- hand_over --
+# Hands the messages of a logical queue over to its replicas.
+#
+# Consumers take nothing from the logical queue itself. When messages are put to it, or when its
+# topology has changed, the owners of the replicas pull them in batches, by their shares. Only whole
+# segments move, so a replica may get more than its share; the replica that is owed most is served
+# next.
+#
+# Messages with a group or a receiver go only to their assigned replica. A replica hands over
+# messages
+# in the same way if their slot has moved.
+
+
+_ANSWER_S = 15.0
+_BACKOFF_S = 0.25
+_AWAY_S = 1.0
+
+
+class AliasForwarder:
+    """Hands over the messages of one queue that this node owns."""
+
+    def __init__(self, node: Node, replica: Replica) -> None:
+        self._node = node
+        self._replica = replica
+        self._woken = asyncio.Event()
+        # Replica number -> messages that it got beyond its share; negative: it is owed some.
+        self._ahead: dict[int, float] = {}
+        # Numbers of replicas that did not answer; the others get their share for a while.
+        self._away: set[int] = set()
+        self._task = asyncio.create_task(self._run(), name="hand-over")
+
+    def wake(self) -> None:
+        """Run again: messages came, or a replica that may take some."""
+        self._woken.set()
+
+    def end(self) -> asyncio.Task[None]:
+        self._task.cancel()
+        return self._task
+
+    async def _run(self) -> None:
+        while not self._replica.fenced:
+            await self._woken.wait()
+            self._woken.clear()
+            try:
+                while await self._step():
+                    pass
+            except TidegateError as failure:
+                log.info("%s cannot be handed over yet: %s", self._name, failure)
+                await asyncio.sleep(_BACKOFF_S)
+                self._woken.set()
+            except Exception:
+                # If this loop ended, messages would stay where no consumer reads them.
+                log.exception("a bug while handing %s over", self._name)
+                await asyncio.sleep(_BACKOFF_S)
+
+    async def _step(self) -> bool:
+        """Have replicas take one batch each; return whether anything moved."""
+        topology = self._node.aliases.topology_of(self._replica.info)
+        queue = self._replica.holding.queue
+        if topology is None or self._replica.fenced:
+            return False
+        if not queue.lanes.head_count and not queue.lanes.held_count and not queue.tails.count:
+            return False
+        await split_segments(self._replica, topology)
+        went = 0
+        homes_wanted = self._homes_wanted(topology)
+        for place in homes_wanted:
+            went += await self._offer(place, MOVE_COUNT_MAX, homed=True)
+        if self._replica.info.queue_id == topology.queue_id:
+            went += await self._share(topology)
+        if homes_wanted and not went:
+            # A message before them is still leased, and its end does not wake this task.
+            asyncio.get_running_loop().call_later(_AWAY_S, self.wake)
+        # Reading messages from the store may have brought assigned ones into memory.
+        return went > 0 or self._homes_wanted(topology) != homes_wanted
+
+    async def _share(self, topology: Topology) -> int:
+        """Have one replica take a batch, by the shares of the reachable ones."""
+        places = {p.number: p for p in reachable(topology.replicas) if p.number not in self._away}
+        shares = {number: place.share for number, place in places.items() if place.share > 0}
+        if not shares:
+            shares = dict.fromkeys(places, 1.0)
+        whole = sum(shares.values())
+        # The replica that is owed most is first; the next one only if that one takes nothing.
+        for number in sorted(shares, key=lambda n: (self._ahead.get(n, 0.0), -shares[n], n)):
+            part_of_it = len(self._replica.holding.queue) * shares[number] / whole
+            went = await self._offer(places[number], max(int(part_of_it), 1))
+            if went:
+                self._ahead = {
+                    n: self._ahead.get(n, 0.0) - went * share / whole + went * (n == number)
+                    for n, share in shares.items()
+                }
+                return went
+        return 0
+
+    async def _offer(self, place: ReplicaInfo, count: int, *, homed: bool = False) -> int:
+        """Have a replica take messages; return how many.
+
+        0 if it cannot be reached; it is then left out for a while.
+        """
+        try:
+            return await self._give(place, count, homed)
+        except RetryLater as failure:
+            log.info("%s: replica %s takes nothing: %s", self._name, place.number, failure)
+            self._away.add(place.number)
+            asyncio.get_running_loop().call_later(_AWAY_S, self._try_again, place.number)
+            return 0
+
+    def _try_again(self, number: int) -> None:
+        # No clock is compared: the timer may fire a millisecond early, and it fires once.
+        self._away.discard(number)
+        self.wake()
+
+    @property
+    def _name(self) -> str:
+        return self._replica.info.name
+
+    def _homes_wanted(self, topology: Topology) -> list[ReplicaInfo]:
+        """Return the other replicas to which messages here are assigned."""
+        replica = self._replica
+        if not topology.homes or not replica.holding.queue.residents.has_homed:
+            return []
+        here = replica.info.number
+        numbers = {
+            abs(topology.homes[index])
+            for segment in replica.holding.queue.segments()
+            for index in segment_assignments(segment)
+        }
+        places = [topology.replica(number) for number in sorted(numbers - {here, *self._away})]
+        return [place for place in places if place is not None and place.address is not None]
+
+    async def _give(self, place: ReplicaInfo, count: int, homed: bool) -> int:
+        """Have the owner of a replica take about `count` messages; return how many."""
+        source_id = self._replica.info.queue_id
+        taker = self._node.replicas.get(place.queue_id)
+        if taker is not None:
+            try:
+                async with asyncio.timeout(_ANSWER_S):
+                    return await self._node.exchange.pull(taker, source_id, count, homed=homed)
+            except TimeoutError:
+                # The transfer itself continues; the other replicas need not wait for it.
+                raise Unavailable(f"the store of replica {place.number} does not answer") from None
+        if place.address is None or place.address == self._node.address:
+            raise Unavailable(f"replica {place.number} is on its way")
+        pull = Pull(place.queue_id, source_id, count, homed)
+        answer = await self._node.neighbours.ask(place.address, pull, _ANSWER_S)
+        assert isinstance(answer, PullResponse)
+        return answer.count

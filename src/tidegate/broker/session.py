@@ -37,32 +37,245 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Coroutine, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
-from tidegate.access.scram import ServerLogin
-from tidegate.core.errors import InternalError, ModeForbids, NotOwner, TidegateError
-from tidegate.core.model import ClientInfo, Mode
-from tidegate.core.users import User
-from tidegate.node.admission import Place
-from tidegate.node.catalogue_verbs import CATALOGUE_VERBS
-from tidegate.node.guard import STRANGER, Guard
-from tidegate.node.limits import Limits
-from tidegate.node.peer import Peer
-from tidegate.node.queue_verbs import QUEUE_VERBS
-from tidegate.node.relay import Relay
-from tidegate.node.replica import Replica
-from tidegate.node.routes import Routes
-from tidegate.node.ties import Ties
-from tidegate.wire.connection import Received, State
-from tidegate.wire.frames import Frame
-from tidegate.wire.packet import Request
-from tidegate.wire.packets.prefetch import PrefetchChanged
-from tidegate.wire.packets.run import Run
-from tidegate.wire.packets.subscriptions import ConsumerEnded, Deliver
+from tidegate.broker.access import UNAUTHENTICATED, Authorizer
+from tidegate.broker.dispatch import DeliveryTarget, PendingRead
+from tidegate.broker.handlers.catalogue import CATALOGUE_HANDLERS
+from tidegate.broker.handlers.messages import QUEUE_HANDLERS
+from tidegate.broker.relay import Relay
+from tidegate.broker.replica import Replica
+from tidegate.broker.stats import RequestCycle
+from tidegate.core.errors import (
+    InternalError,
+    ModeForbids,
+    NotOwner,
+    TidegateError,
+    UnexpectedPacket,
+)
+from tidegate.core.model import ClientInfo, ClientMode, User
+from tidegate.core.runtime import NodeLimits
+from tidegate.protocol.connection import (
+    FRAME_BYTES_MAX,
+    Frame,
+    ProtocolConnection,
+    ProtocolState,
+    ReceivedPacket,
+    RejectedPacket,
+)
+from tidegate.protocol.messages import (
+    ConsumerEnded,
+    Deliver,
+    PrefetchChanged,
+    ReadMessage,
+    ReadResponse,
+)
+from tidegate.protocol.packet import Answer, Error, Packet, Request, Run
+from tidegate.protocol.scram import ServerLogin
 
 if TYPE_CHECKING:
-    from tidegate.node.server import Node
+    from tidegate.broker.listener import ConnectionSlot
+    from tidegate.broker.node import Node
+
+
+# -- peer --
+# The transport of a session: bytes to packets, with back-pressure in both directions.
+#
+# After 500 packets of one connection the event loop handles other connections first. A connection
+# whose client does not read its answers is not read, and gets no deliveries.
+
+
+# Packets of one connection that are handled before other connections get their turn.
+PACKETS_PER_TURN = 500
+# Unsent bytes above which a connection is not read and gets no deliveries.
+UNSENT_BYTES_MAX = 4 * 1024 * 1024
+# How long a client may take to read the reason before the connection is cut.
+_CLOSE_S = 1.0
+
+_READS = (ReadMessage, ReadResponse)
+
+
+class SessionTransport(asyncio.Protocol, ABC):
+    """One accepted connection; the base class of `Session`."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.last_heard = 0.0
+        self.connected_at = 0.0
+        self.cycle = RequestCycle(
+            node.phases, None if node.recording is None else node.recording.requests
+        )
+        # Since when the client has read none of its pending data; None: nothing is pending.
+        self._stalled_at: float | None = None
+        self._unsent_bytes = 0
+        self._wire = ProtocolConnection(
+            server=True,
+            # Larger than any limit on messages: the node can then refuse a large message with an
+            # explanation instead of ending the connection.
+            frame_bytes_max=FRAME_BYTES_MAX,
+            frame_before_login_bytes=node.limits.frame_before_login_bytes,
+        )
+        self._transport: asyncio.Transport | None = None
+        self._paused = False
+        # Bytes that arrived while the rest of a turn waits for the event loop; they are handled
+        # after it. Reading is paused meanwhile, but another part of the node may resume it. None:
+        # no turn waits.
+        self._behind: list[bytes] | None = None
+
+    @abstractmethod
+    def _handle(self, event: ReceivedPacket) -> None:
+        """Handle one packet."""
+
+    @property
+    def state(self) -> ProtocolState:
+        return self._wire.state
+
+    @property
+    def identified(self) -> bool:
+        return self._wire.state is ProtocolState.IDENTIFIED
+
+    # Receiving
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
+
+    def data_received(self, data: bytes) -> None:
+        self.last_heard = self.node.clock.monotonic()
+        if self._behind is not None:
+            self._behind.append(data)
+            return
+        self._take_in(self._wire.receive(data))
+
+    def _take_in(self, events: Iterator[ReceivedPacket | RejectedPacket]) -> None:
+        """Handle packets; after `PACKETS_PER_TURN`, schedule the rest and return."""
+        node = self.node
+        cycle = self.cycle
+        started = node.clock.monotonic()
+        try:
+            for count, event in enumerate(events, 1):
+                node.packets_in += 1
+                cycle.asked(started, node.clock.monotonic())
+                if isinstance(event, RejectedPacket):
+                    cycle.verb = None
+                    self.fail(event.packet_id, event.error)
+                    continue
+                cycle.verb = type(event.packet)
+                self._handle(event)
+                cycle.handled(type(event.packet) in _READS)
+                if count == PACKETS_PER_TURN:
+                    self.pause_reading()
+                    self._behind = []
+                    asyncio.get_running_loop().call_soon(self._go_on, events)
+                    return
+                started = node.clock.monotonic()
+        except TidegateError as error:
+            # The stream cannot be decoded any further: answer with the reason and close it.
+            self.fail(0, error)
+            self.close()
+        if node.budget.is_flooded:
+            # Data stays in the socket until the store has caught up.
+            self.pause_reading()
+            node.sessions.resume_when_dry(self)
+
+    def _go_on(self, events: Iterator[ReceivedPacket | RejectedPacket]) -> None:
+        behind, self._behind = self._behind or [], None
+        if self._transport is None or self._transport.is_closing():
+            # A session that is being closed for an error must not have its remaining packets
+            # handled.
+            return
+        self.resume_reading()
+        self._take_in(chain(events, *map(self._wire.receive, behind)))
+
+    def pause_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            # The node did not read, so the client's silence proves nothing.
+            self.last_heard = self.node.clock.monotonic()
+            self._transport.resume_reading()
+
+    # Sending
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        self._stalled_at = self.node.clock.monotonic()
+        self._unsent_bytes = 1 << 62
+        # A client that does not read its answers must not cause more of them.
+        self.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._stalled_at = None
+        self.resume_reading()
+
+    def can_take(self) -> bool:
+        return not self._paused
+
+    def stalled_s(self, now: float) -> float | None:
+        """Return how long the client has read nothing; None if nothing is pending."""
+        if self._stalled_at is None or self._transport is None:
+            return None
+        unsent = self._transport.get_write_buffer_size()
+        if unsent < self._unsent_bytes:
+            # The client reads, even if slowly.
+            self._unsent_bytes, self._stalled_at = unsent, now
+        return now - self._stalled_at
+
+    def send(
+        self, packet: Packet, packet_id: int, bodies: list[memoryview | bytes] | None = None
+    ) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self.node.packets_out += 1
+        pieces = self._wire.send(packet, packet_id, bodies)
+        if len(pieces) == 1:
+            transport.write(pieces[0])
+        else:
+            transport.writelines(pieces)
+
+    def answer(
+        self, packet: Answer, packet_id: int, bodies: list[memoryview | bytes] | None = None
+    ) -> None:
+        started = self.node.clock.monotonic()
+        self.send(packet, packet_id, bodies)
+        self.cycle.answered(started, self.node.clock.monotonic())
+
+    def fail(self, packet_id: int, error: TidegateError) -> None:
+        self.answer(Error(code=error.code, text=str(error)), packet_id)
+
+    def pass_on(self, pieces: list[memoryview | bytes]) -> None:
+        """Send an answer of another node unchanged."""
+        if self._transport is not None and not self._transport.is_closing():
+            self.node.packets_out += 1
+            self._transport.writelines(pieces)
+
+    # Closing
+
+    def close(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.close()
+
+    def end(self, error: TidegateError, packet_id: int = 0) -> None:
+        """Send the error, then close the connection, even if the client does not read it."""
+        self.fail(packet_id, error)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        self.close()
+        # A client that does not read would keep the connection and its resources open.
+        asyncio.get_running_loop().call_later(_CLOSE_S, self.abort)
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
 
 log = logging.getLogger(__name__)
 
@@ -71,31 +284,31 @@ log = logging.getLogger(__name__)
 PENDING_MAX = 256
 
 
-class Session(Peer):
+class Session(SessionTransport):
     """One client's session; replicas deliver messages to it as a `DeliveryTarget`."""
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self.client_id = 0
         self.client_name = ""
-        self.mode = Mode.READ_ONLY
+        self.mode = ClientMode.READ_ONLY
         # Address of the client, its user and its rights.
         self.address = ""
-        self.place: Place | None = None
-        self.guard: Guard = STRANGER
+        self.place: ConnectionSlot | None = None
+        self.guard: Authorizer = UNAUTHENTICATED
         self.is_node = False
         self.login: ServerLogin | None = None
         self.login_account: User | None = None
         self._ephemeral = False
         self._pending = 0
-        self.ties = Ties()
-        self.routes = Routes()
+        self.ties = SessionResources()
+        self.routes = Relays()
         # Queue id -> packets that wait until the queue's owner or name is known.
         self._gates: dict[int, list[tuple[Any, Frame]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> NodeLimits:
         return self.node.limits
 
     # Transport
@@ -109,7 +322,7 @@ class Session(Peer):
     def _judge(self) -> None:
         """Set the rights that the client's address has without a login, by the users of now."""
         self.guard = self.node.accounts.guard_at(self.address)
-        self._wire.login_required = self.guard is STRANGER
+        self._wire.login_required = self.guard is UNAUTHENTICATED
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -161,10 +374,10 @@ class Session(Peer):
 
         From here on only a completed login gives it rights.
         """
-        self.guard = STRANGER
+        self.guard = UNAUTHENTICATED
         self._wire.login_required = True
 
-    def logged_in(self, guard: Guard) -> None:
+    def logged_in(self, guard: Authorizer) -> None:
         """Set the rights of the user that has just logged in.
 
         Raises `LimitReached` if that user has too many connections.
@@ -191,13 +404,13 @@ class Session(Peer):
     def takes_along(self, queue_id: int) -> None:
         """Delete the queue when this connection ends."""
         self.ties.queues.add(queue_id)
-        if self._wire.state is State.CLOSED:
+        if self._wire.state is ProtocolState.CLOSED:
             # The connection ended while the queue was being created.
             self.node.topics.connection_ended({queue_id})
 
     # Requests
 
-    def _handle(self, event: Received) -> None:
+    def _handle(self, event: ReceivedPacket) -> None:
         packet = cast("Request", event.packet)
         if packet.mode > self.mode and not packet.before_identification:
             self.fail(
@@ -208,7 +421,7 @@ class Session(Peer):
                 ),
             )
             return
-        if type(packet) in QUEUE_VERBS:
+        if type(packet) in QUEUE_HANDLERS:
             self._to_queue(packet, event.frame)
             return
         if packet.right is not None and not self.guard.is_everything:
@@ -218,17 +431,17 @@ class Session(Peer):
             if not self._is_allowed(packet, event.frame):
                 return
         try:
-            waiting = CATALOGUE_VERBS[type(packet)](self, packet, event)
+            waiting = CATALOGUE_HANDLERS[type(packet)](self, packet, event)
         except TidegateError as error:
             self.fail(event.packet_id, error)
             return
         if waiting is not None:
             self._later(waiting, event.packet_id)
 
-    async def _guarded(self, packet: Request, event: Received) -> None:
+    async def _guarded(self, packet: Request, event: ReceivedPacket) -> None:
         """Look up the queue names that `packet` refers to, check the rights, then handle it."""
         await self.node.names.admit(self.guard, packet)
-        waiting = CATALOGUE_VERBS[type(packet)](self, packet, event)
+        waiting = CATALOGUE_HANDLERS[type(packet)](self, packet, event)
         if waiting is not None:
             await waiting
 
@@ -338,7 +551,7 @@ class Session(Peer):
             self.fail(frame.packet_id, NotOwner(f"queue {replica.info.title} has moved"))
             return
         try:
-            waiting = QUEUE_VERBS[type(packet)](self, replica, packet, frame)
+            waiting = QUEUE_HANDLERS[type(packet)](self, replica, packet, frame)
         except TidegateError as error:
             self.fail(frame.packet_id, error)
             return
@@ -355,3 +568,124 @@ class Session(Peer):
     async def forward_to(self, address: str, packet: Request, frame: Frame) -> None:
         """Send the packet to the node at `address`, opening a relay if needed."""
         self.forward(await self.routes.relay_to(address, self), packet, frame)
+
+
+# -- ties --
+# The resources that one session has at this node's replicas.
+
+
+class SessionResources:
+    """Pending reads, used replicas and temporary queues of one session."""
+
+    __slots__ = ("_readers", "_replicas", "queues")
+
+    def __init__(self) -> None:
+        # By packet id: a reference to the callbacks would form a cycle with the reader.
+        self._readers: dict[int, tuple[PendingRead, Replica]] = {}
+        self._replicas: dict[int, Replica] = {}
+        # Deleted when the session ends.
+        self.queues: set[int] = set()
+
+    def use(self, replica: Replica) -> None:
+        """Note that the replica has to be told when the session ends."""
+        self._replicas[replica.info.queue_id] = replica
+
+    @property
+    def replicas(self) -> set[Replica]:
+        return set(self._replicas.values())
+
+    def add_reader(self, packet_id: int, reader: PendingRead, replica: Replica) -> None:
+        """Note a pending read, which is dropped when the session ends.
+
+        Raises `UnexpectedPacket` if the packet id is in use.
+        """
+        if packet_id in self._readers:
+            raise UnexpectedPacket(f"packet {packet_id} is waiting for its answer already")
+        self._readers[packet_id] = (reader, replica)
+        self._replicas[replica.info.queue_id] = replica
+
+    def reader(self, packet_id: int) -> PendingRead | None:
+        """Return the pending read of a packet; None if there is none."""
+        found = self._readers.get(packet_id)
+        return None if found is None else found[0]
+
+    def forget_reader(self, packet_id: int) -> None:
+        self._readers.pop(packet_id, None)
+
+    def cut(self, outlet: DeliveryTarget) -> None:
+        """Drop the session's reads and return the messages that its consumers hold."""
+        for reader, replica in self._readers.values():
+            replica.dispatch.readers.drop(reader)
+        for replica in self.replicas:
+            replica.dispatch.forget_outlet(outlet)
+
+
+# -- routes --
+# The relays of one session: one for each other node.
+#
+# `Relays` does not keep a reference to the session. The session can then be freed without the
+# garbage
+# collector when its connection ends.
+
+
+class Relays:
+    """The relays of a session, by the address of the node and by queue."""
+
+    __slots__ = ("_relays", "by_queue")
+
+    def __init__(self) -> None:
+        self._relays: dict[str, Relay] = {}
+        # The relay used last for each queue; it may have ended since.
+        self.by_queue: dict[int, Relay] = {}
+
+    def to(self, queue_id: int) -> Relay | None:
+        """Return the relay to the owner of a queue that the session has used; None if it ended."""
+        relay = self.by_queue.get(queue_id)
+        return relay if relay is not None and relay.alive else None
+
+    async def relay_to(self, address: str, session: Session) -> Relay:
+        """Return the relay to the node at `address`, opening it in the name of `session`."""
+        relay = self._relays.get(address)
+        if relay is None or not relay.alive:
+            relay = await Relay.open(address, session)
+            known = self._relays.get(address)
+            if known is not None and known.alive:
+                # Another queue of the same owner was faster. Keep one relay, or the other would
+                # never be closed.
+                relay.close()
+                return known
+            self._relays[address] = relay
+        return relay
+
+    @property
+    def is_relaying(self) -> bool:
+        return bool(self._relays)
+
+    def keep_to(self, addresses: set[str]) -> None:
+        """Abort the relays to all nodes but `addresses`.
+
+        The other nodes are dead, and a paused one does not close its connection.
+        """
+        for address, relay in list(self._relays.items()):
+            if address not in addresses:
+                relay.abort()
+
+    def ended(self, relay: Relay) -> None:
+        self._relays = {a: r for a, r in self._relays.items() if r is not relay}
+        self.forget(relay)
+
+    def forget(self, relay: Relay) -> None:
+        """Locate all queues of this relay again: the other node no longer owns one of them."""
+        self.by_queue = {q: r for q, r in self.by_queue.items() if r is not relay}
+
+    def pause_reading(self) -> None:
+        for relay in self._relays.values():
+            relay.pause_reading()
+
+    def resume_reading(self) -> None:
+        for relay in self._relays.values():
+            relay.resume_reading()
+
+    def close(self) -> None:
+        for relay in list(self._relays.values()):
+            relay.close()

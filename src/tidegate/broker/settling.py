@@ -28,21 +28,29 @@ wait for the disk are called back all the same and must check `fenced`.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from tidegate.core.ports import Attempt, Settlement
+from tidegate.broker.recording import ACKED, EXPIRED
+from tidegate.core.errors import InvalidValue
+from tidegate.core.model import DeathReason, Failure, QueuePolicy
 from tidegate.core.segment import Segment
-from tidegate.node.consumer import Consumer
-from tidegate.node.holding import Holding
-from tidegate.node.lifecycle_watch import ACKED
-from tidegate.queueing.lease import Lease
-from tidegate.queueing.span import Span
+from tidegate.core.store import FailedDelivery, Settlement
+from tidegate.queueing import MessageEvent, MessageState
+from tidegate.queueing.leases import Lease
+from tidegate.queueing.spans import Span
 from tidegate.storage.writer import Settler
+
+if TYPE_CHECKING:
+    from tidegate.broker.context import ReplicaContext
+    from tidegate.broker.dispatch import Consumer, DeliveryTarget, Dispatch
+
 
 Ranges = list[tuple[int, int]]
 
 
-class Pledge:
+class TransactionLeases:
     """Leases that a transaction has reserved.
 
     They neither expire nor return until the result of the transaction is known. The transaction
@@ -67,14 +75,14 @@ class Pledge:
 class Settling:
     """Acknowledgements of one replica; a `SettleSource` of the settler."""
 
-    def __init__(self, holding: Holding, settler: Settler) -> None:
+    def __init__(self, holding: ReplicaContext, settler: Settler) -> None:
         self._holding = holding
         self._settler = settler
         self._settlement: Settlement | None = None
         self._under_way: Settlement | None = None
         self._waiters: list[Callable[[], None]] = []
         self._waiters_under_way: list[Callable[[], None]] = []
-        self._pledges: set[Pledge] = set()
+        self._pledges: set[TransactionLeases] = set()
 
     @property
     def busy(self) -> bool:
@@ -150,7 +158,7 @@ class Settling:
         else:
             settlement.partly.setdefault(first_id, []).append((span.low, span.high))
 
-    def note_failed(self, segment: Segment, offset: int, attempt: Attempt) -> None:
+    def note_failed(self, segment: Segment, offset: int, attempt: FailedDelivery) -> None:
         """Note a failed delivery for the next commit, so that a restart does not forget it."""
         if self._holding.info.durable:
             self._next().attempts[segment.first_id, offset] = attempt
@@ -175,13 +183,13 @@ class Settling:
 
     # Transactions
 
-    def pledge(self, holder: Consumer, ranges: Ranges) -> Pledge | None:
+    def pledge(self, holder: Consumer, ranges: Ranges) -> TransactionLeases | None:
         """Reserve leases for a transaction; None if not all of them are held."""
         leases, lost = self.take_back(holder, ranges)
         if lost:
             holder.book.restore(leases)
             return None
-        pledge = Pledge(holder, leases)
+        pledge = TransactionLeases(holder, leases)
         self._pledges.add(pledge)
         return pledge
 
@@ -189,7 +197,7 @@ class Settling:
         """Return the segments of which transactions have reserved messages."""
         return {lease.span.segment for each in self._pledges for lease in each.leases}
 
-    def redeem(self, pledge: Pledge) -> None:
+    def redeem(self, pledge: TransactionLeases) -> None:
         """Settle the reserved leases: the transaction, and with it their end, is on disk."""
         self._pledges.discard(pledge)
         holding = self._holding
@@ -209,7 +217,7 @@ class Settling:
                 # ones of the segment.
                 self.note_done(lease.span, True)
 
-    def release(self, pledge: Pledge, *, is_there: bool) -> list[Lease]:
+    def release(self, pledge: TransactionLeases, *, is_there: bool) -> list[Lease]:
         """End the reservation after the transaction has failed.
 
         If the holder is still registered (`is_there`), it holds the messages again and the result
@@ -247,3 +255,184 @@ class Settling:
         waiters, self._waiters = self._waiters, []
         for tell in waiters:
             tell()
+
+
+# -- retries --
+# The wait before a failed message is tried again.
+
+
+def retry_wait_s(policy: QueuePolicy, failed: int) -> float:
+    """Return the seconds to wait after `failed` failures.
+
+        wait = min(first * factor ** (failed - 1), max)
+
+    Less a random part of up to `jitter` of it.
+    """
+    # Limited, since a thousand failures would overflow a float.
+    steps = min(failed - 1, 1000)
+    try:
+        wait_s = policy.retry_first_s * policy.retry_factor**steps
+    except OverflowError:
+        wait_s = policy.retry_max_s
+    return min(wait_s, policy.retry_max_s) * (1 - policy.retry_jitter * random.random())
+
+
+# -- giving_up --
+# Messages that no consumer gets any more: failed too often, rejected, expired, or over a limit.
+#
+# They go to the dead letters if the queue has any. Expired messages go there only if the policy
+# keeps
+# them.
+
+
+class MessageExpiry:
+    """Gives up messages of one replica."""
+
+    __slots__ = ("_holding", "_settling")
+
+    def __init__(self, holding: ReplicaContext, settling: Settling) -> None:
+        self._holding = holding
+        self._settling = settling
+
+    def give_up(self, spans: list[Span], reason: DeathReason, error: str | None) -> None:
+        if not spans or self._holding.fenced:
+            return
+        for span in spans:
+            if span.state is MessageState.LEASED:
+                span.segment.mark_attempted(span.low, span.high)
+            span.advance(MessageEvent.GIVEN_UP)
+        self._holding.give_up(spans, reason, error)
+
+    def shed(self, count: int) -> bool:
+        """Give up `count` of the oldest messages to shorten the queue; False if there are none."""
+        queue = self._holding.queue
+        spans = queue.take_regardless(count) or queue.lanes.take_addressed(count)
+        self.give_up(spans, DeathReason.OVERFLOW, None)
+        return bool(spans)
+
+    # Failed too often
+
+    def failed(
+        self, spans: list[Span], event: MessageEvent, failure: Failure, wait_s: float | None
+    ) -> list[Span]:
+        """Count failed deliveries; return the messages to be retried at once.
+
+        Others are scheduled for later, or given up after `deliveries_max` failures.
+        """
+        policy = self._holding.policy
+        hopeless: list[Span] = []
+        again: list[Span] = []
+        for span in spans:
+            segment = span.segment
+            for offset in range(span.low, span.high):
+                failed = segment.mark_failed(offset, failure)
+                if policy.deliveries_max and failed >= policy.deliveries_max:
+                    hopeless.append(Span(segment, offset, offset + 1, span.state))
+                    continue
+                pause_s = retry_wait_s(policy, failed) if wait_s is None else wait_s
+                if pause_s > 0:
+                    self._put_off(Span(segment, offset, offset + 1, span.state), pause_s)
+                elif again and again[-1].segment is segment and again[-1].high == offset:
+                    again[-1].high += 1
+                else:
+                    again.append(Span(segment, offset, offset + 1, span.state))
+                # A consumer that is gone held many messages and had seen few of them. Storing a
+                # failure for each would not be worth a row. After a restart all are flagged as
+                # redelivered anyway.
+                if event is not MessageEvent.CONSUMER_GONE:
+                    self._note_failed(segment, offset, failed, pause_s)
+        self.give_up(hopeless, DeathReason.DELIVERIES, failure.error)
+        return again
+
+    def _put_off(self, span: Span, pause_s: float) -> None:
+        self._holding.queue.put_off([span], self._holding.clock.monotonic() + pause_s)
+        self._holding.meters.returned.add(len(span))
+
+    def _note_failed(self, segment: Segment, offset: int, failed: int, pause_s: float) -> None:
+        due_at = self._holding.clock.wall() + pause_s if pause_s > 0 else None
+        failures = (segment.failures or {})[offset]
+        self._settling.note_failed(segment, offset, FailedDelivery(failed, due_at, failures))
+
+    # Expired
+
+    def living(self, spans: list[Span]) -> list[Span]:
+        """Expire messages among spans that were just taken; return the others."""
+        if all(span.segment.expires_at is None for span in spans):
+            return spans
+        now = self._holding.clock.wall()
+        living: list[Span] = []
+        for span in spans:
+            for piece, is_over in span.parted(now):
+                if is_over:
+                    self._expire([piece])
+                else:
+                    living.append(piece)
+        return living
+
+    def expire(self) -> None:
+        """Remove expired messages that wait in memory."""
+        self._expire(self._holding.queue.take_expired(self._holding.clock.wall()))
+
+    def _expire(self, spans: list[Span]) -> None:
+        holding = self._holding
+        if not spans:
+            return
+        holding.meters.expired.add(sum(map(len, spans)))
+        if holding.policy.keep_expired:
+            self.give_up(spans, DeathReason.EXPIRED, None)
+            return
+        holding.note_ended(spans, EXPIRED)
+        for span in spans:
+            self._settling.note_done(span, holding.queue.done(span, MessageEvent.EXPIRED))
+
+
+# -- trial --
+# Prefetch experiments: a client sets another consumer's prefetch for a while.
+#
+# An experiment belongs to the connection that began it. When that connection ends, even by a crash,
+# the consumer gets the prefetch that it had asked for. Only one client at a time may experiment
+# with
+# a consumer: a second one would measure the first and restore the wrong prefetch.
+
+
+def check_no_other_experiment(consumer: Consumer, by: DeliveryTarget) -> None:
+    """Raise `InvalidValue` if another client experiments with the consumer."""
+    if consumer.trial is not None and consumer.trial is not by:
+        raise InvalidValue(
+            f"{consumer.trial.client_name} is trying out prefetches with "
+            f"{consumer.outlet.client_name} just now (`tidegate tune prefetch` does): wait until "
+            "that has ended, or end it"
+        )
+
+
+def set_experiment_prefetch(
+    dispatch: Dispatch, consumer: Consumer, prefetch: int, by: DeliveryTarget
+) -> None:
+    """Set the prefetch of an experiment; 0 ends the experiment."""
+    if not prefetch:
+        if consumer.trial is not None:
+            _end(dispatch, consumer)
+        return
+    consumer.trial = by
+    _set(dispatch, consumer, prefetch)
+
+
+def end_experiments(dispatch: Dispatch, by: DeliveryTarget) -> None:
+    """End the experiments of a connection that is gone."""
+    for consumer in dispatch.holders.consumers:
+        if consumer.trial is by:
+            _end(dispatch, consumer)
+
+
+def _end(dispatch: Dispatch, consumer: Consumer) -> None:
+    consumer.trial = None
+    # If a control loop sets the prefetch by now, its value stays.
+    if consumer.control is None:
+        _set(dispatch, consumer, consumer.asked)
+
+
+def _set(dispatch: Dispatch, consumer: Consumer, prefetch: int) -> None:
+    if not consumer.asked:
+        return  # The client wants no more messages
+    consumer.outlet.prefetch_changed(consumer.consumer, prefetch, lasting=False)
+    dispatch.steer([(consumer, prefetch)])

@@ -27,32 +27,36 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING
 
 from tidegate.core.errors import TidegateError
 from tidegate.core.model import Order
 from tidegate.core.segment import Segment
-from tidegate.node.consumer import Reader
-from tidegate.node.holding import Holding
-from tidegate.queueing.lane import Lane
-from tidegate.queueing.match import Match
-from tidegate.queueing.rank import EVERYTHING
+from tidegate.queueing.lanes import Lane
+from tidegate.queueing.queue import MessageSelector
+from tidegate.queueing.spans import AFTER_ALL
+
+if TYPE_CHECKING:
+    from tidegate.broker.context import ReplicaContext
+    from tidegate.broker.dispatch import PendingRead
+
 
 log = logging.getLogger(__name__)
 
 # A head with fewer bytes is filled up, in chunks of this size.
 HEAD_BYTES_LOW = 4 * 1024 * 1024
-CHUNK_SEGMENTS = 4000
+SPILL_CHUNK_SEGMENTS = 4000
 # Segments that one search reads.
 FOUND_SEGMENTS = 16
 ALL_BYTES = 1 << 62
 
 
-class TailReader:
+class SpillReader:
     """Reads the tails of one replica."""
 
     def __init__(
         self,
-        holding: Holding,
+        holding: ReplicaContext,
         came_back: Callable[[], None],
         known: Callable[[list[Segment]], list[Segment]],
     ) -> None:
@@ -115,7 +119,7 @@ class TailReader:
                 priority,
                 addressed,
                 *asked,
-                CHUNK_SEGMENTS // part,
+                SPILL_CHUNK_SEGMENTS // part,
                 HEAD_BYTES_LOW // part,
             )
         except TidegateError as failure:
@@ -139,7 +143,7 @@ class TailReader:
     # Searching
 
     def search(
-        self, reader: Reader, is_served: Callable[[], bool], not_found: Callable[[], None]
+        self, reader: PendingRead, is_served: Callable[[], bool], not_found: Callable[[], None]
     ) -> None:
         """Search the store for a read until it is answered or nothing is left to search."""
 
@@ -151,13 +155,13 @@ class TailReader:
                     await asyncio.wait([self._reading])
             else:
                 await self._pull_matches(reader, is_served)
-                reader.horizon = EVERYTHING
+                reader.horizon = AFTER_ALL
             if not is_served():
                 not_found()
 
         self._start(search())
 
-    async def _pull_matches(self, reader: Reader, is_served: Callable[[], bool]) -> None:
+    async def _pull_matches(self, reader: PendingRead, is_served: Callable[[], bool]) -> None:
         """Pull matches in the order of the read, so that the first one found is the right one."""
         priorities: list[int | None] = [None]
         if reader.order is Order.PRIORITY:
@@ -238,7 +242,11 @@ class TailReader:
         return min(starts, default=None)
 
     async def _pull(
-        self, from_id: int, client_id: int, match: Match | None, priority: int | None = None
+        self,
+        from_id: int,
+        client_id: int,
+        match: MessageSelector | None,
+        priority: int | None = None,
     ) -> list[Segment] | None:
         """Pull matching segments into memory and return them; None if the store does not answer."""
         holding = self._holding
@@ -275,7 +283,7 @@ class TailReader:
         if not holding.queue.tails.has_between(first_id, last_id):
             return [], last_id
         found = await holding.store.read_between(
-            holding.info.queue_id, first_id, last_id, CHUNK_SEGMENTS, HEAD_BYTES_LOW
+            holding.info.queue_id, first_id, last_id, SPILL_CHUNK_SEGMENTS, HEAD_BYTES_LOW
         )
         # Only the store knows whether the result was cut short. The next call asks from there on.
         through = min(max(found[-1].open_end_id - 1, first_id), last_id) if found else last_id
@@ -296,3 +304,183 @@ class TailReader:
         for task in (self._reading, *self._searches):
             if task is not None:
                 task.cancel()
+
+
+# -- later --
+# Delayed messages: in memory when their time is near, else in the store only.
+#
+# Everything up to a horizon, a pair of due time and id, is in memory. The rest is read from the
+# store
+# in that order, well before it is due. A timer fires when the next message in memory is due.
+
+
+DELAYED_CHUNK_SEGMENTS = 2000
+DELAYED_CHUNK_BYTES = 4 * 1024 * 1024
+# Messages that are due within this time are read even if memory is short.
+NEAR_S = 5.0
+# Longest timer: the wall clock may be set forward.
+ALARM_S_MAX = 60.0
+ALARM_S_MIN = 0.001
+BEGINNING = (0.0, 0)
+END = (float("inf"), 0)
+
+
+class DelayedReader:
+    """The delayed messages of one replica."""
+
+    def __init__(
+        self,
+        holding: ReplicaContext,
+        became_due: Callable[[], None],
+        known: Callable[[list[Segment]], list[Segment]],
+    ) -> None:
+        self._holding = holding
+        self._became_due = became_due
+        # Removes segments that are being stored right now: their writer adds them.
+        self._known = known
+        self._horizon: tuple[float, int] = END
+        self._reading: asyncio.Task[None] | None = None
+        # Segments that were left in the store while it was being read. The read may have missed
+        # them.
+        self._left_meanwhile: list[Segment] = []
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = float("inf")
+
+    async def load(self) -> None:
+        """Count what the store has; called when the queue has been claimed."""
+        holding, delayed = self._holding, self._holding.queue.delayed
+        delayed.in_store = await holding.store.count_due(holding.info.queue_id)
+        if delayed.in_store:
+            self._horizon = BEGINNING
+            self.read_ahead()
+
+    def add(self, segment: Segment) -> None:
+        """Add a stored segment that is not due yet, in memory or beyond the horizon."""
+        holding = self._holding
+        key = _key(segment)
+        if (
+            holding.info.durable
+            and key <= self._horizon
+            and not holding.budget.has_room_for(segment.cost_bytes)
+        ):
+            # Memory is short: the messages that are due last stay in the store only.
+            self._horizon = min(holding.queue.delayed.evict(), self._horizon)
+        if key <= self._horizon:
+            holding.queue.add_for_later(segment)
+            self.set_alarm()
+        else:
+            holding.queue.delayed.in_store += segment.open
+            if self._reading is not None:
+                self._left_meanwhile.append(segment)
+
+    # Timer
+
+    def set_alarm(self) -> None:
+        """Set the timer for the message that is due first."""
+        holding = self._holding
+        delayed, clock = holding.queue.delayed, holding.clock
+        wait_s = min(
+            delayed.scheduled.next_due - clock.wall(),
+            delayed.retrying.next_due - clock.monotonic(),
+            ALARM_S_MAX,
+        )
+        if wait_s == ALARM_S_MAX and not delayed.scheduled.count and not delayed.retrying.count:
+            return
+        loop = asyncio.get_running_loop()
+        at = loop.time() + max(wait_s, ALARM_S_MIN)
+        if self._alarm is not None:
+            if self._alarm_at <= at:
+                return
+            self._alarm.cancel()
+        self._alarm_at = at
+        self._alarm = loop.call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self.release()
+
+    def release(self) -> None:
+        """Make due messages ready, then set the timer and read ahead."""
+        holding = self._holding
+        if holding.fenced:
+            return
+        queue, clock = holding.queue, holding.clock
+        if queue.release_due(clock.wall(), clock.monotonic()):
+            self._became_due()
+        self.set_alarm()
+        self.read_ahead()
+
+    # Reading from the store
+
+    def read_ahead(self) -> None:
+        """Start reading what is due soon, and more if memory has room."""
+        holding = self._holding
+        if not holding.queue.delayed.in_store or self._reading is not None or holding.fenced:
+            return
+        near = self._horizon[0] <= holding.clock.wall() + NEAR_S
+        if near or (
+            holding.budget.has_room_for(DELAYED_CHUNK_BYTES)
+            and holding.queue.delayed.scheduled.count == 0
+        ):
+            self._reading = asyncio.create_task(self._read(), name="read-later")
+
+    async def _read(self) -> None:
+        holding = self._holding
+        queue, delayed = holding.queue, holding.queue.delayed
+        behind = self._horizon
+        try:
+            segments = await holding.store.read_due(
+                holding.info.queue_id, behind, DELAYED_CHUNK_SEGMENTS, DELAYED_CHUNK_BYTES
+            )
+        except TidegateError as failure:
+            log.warning("cannot read what is due in %s yet: %s", holding.info.name, failure)
+            await asyncio.sleep(0.2)
+        else:
+            if holding.fenced or self._horizon != behind:
+                return
+            for segment in self._known(self._with_what_was_left(segments)):
+                delayed.in_store = max(delayed.in_store - segment.open, 0)
+                queue.add_for_later(segment)
+                self._horizon = _key(segment)
+            if not segments:
+                # The store has nothing where messages were counted.
+                delayed.in_store = sum(segment.open for segment in self._left_meanwhile)
+            if not delayed.in_store:
+                self._horizon = END
+        finally:
+            self._reading = None
+            self._left_meanwhile = []
+        self.release()
+
+    def _with_what_was_left(self, segments: list[Segment]) -> list[Segment]:
+        """Return `segments` and the segments among them that were stored during the read.
+
+        The horizon moves past them, so they would not be read again.
+        """
+        if not segments or not self._left_meanwhile:
+            return segments
+        last = _key(segments[-1])
+        found = {segment.first_id for segment in segments}
+        missed = [
+            segment
+            for segment in self._left_meanwhile
+            if segment.first_id not in found and _key(segment) < last
+        ]
+        return sorted([*segments, *missed], key=_key)
+
+    def forget(self) -> None:
+        """Reset after a purge."""
+        self._horizon = END
+        self._left_meanwhile = []
+
+    def fenced(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
+
+
+def _key(segment: Segment) -> tuple[float, int]:
+    """Return the position of a segment in the order of due times."""
+    assert segment.due_at is not None
+    return (segment.due_at, segment.first_id)

@@ -35,8 +35,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from tidegate.core.crash import crash_point
-from tidegate.core.ending import ended
+from tidegate.broker.batch import segment_assignments, split_by_assignment
+from tidegate.broker.handlers import BATCH_COUNT_MAX
+from tidegate.broker.recording import MOVED
+from tidegate.broker.replica import Replica
+from tidegate.broker.transactions import commit_once
 from tidegate.core.errors import (
     InvalidValue,
     IoFailure,
@@ -46,18 +49,20 @@ from tidegate.core.errors import (
     StaleEpoch,
     Unavailable,
 )
-from tidegate.core.id_ranges import Range
-from tidegate.core.replication import Move, ReplicaState, Topology
+from tidegate.core.model import IdRange
+from tidegate.core.runtime import cancel_and_wait, crash_point
 from tidegate.core.segment import Segment
-from tidegate.node.checks import BATCH_COUNT_MAX
-from tidegate.node.homes import homes_of
-from tidegate.node.replica import Replica
-from tidegate.queueing.groups import has_groups
-from tidegate.wire.packet import Packet
-from tidegate.wire.packets.exchange import GiveAway, GiveAwayResponse
+from tidegate.core.store import Settlement, Write
+from tidegate.core.topology import ReplicaState, SegmentMove, Topology
+from tidegate.protocol.cluster import GiveAway, GiveAwayResponse
+from tidegate.protocol.packet import Packet
+from tidegate.queueing import MessageState
+from tidegate.queueing.lanes import has_groups
+from tidegate.queueing.spans import Span
 
 if TYPE_CHECKING:
-    from tidegate.node.server import Node
+    from tidegate.broker.node import Node
+
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +88,7 @@ _REFUSALS = (NotOwner, StaleEpoch, LimitReached)
 Result = TypeVar("Result")
 
 
-class Exchange:
+class SegmentTransfer:
     """Both sides of transfers, for all queues of a node."""
 
     def __init__(self, node: Node) -> None:
@@ -93,7 +98,7 @@ class Exchange:
 
     async def close(self) -> None:
         """Cancel all running moves; the store knows how far each one came."""
-        await ended([*self._given.values(), *self._pulls])
+        await cancel_and_wait([*self._given.values(), *self._pulls])
 
     # Target
 
@@ -160,7 +165,7 @@ class Exchange:
         return sum(segment.open for segment in came), 0
 
     async def _ask(
-        self, taker: Replica, source_id: int, block: Range, count: int, homed: bool
+        self, taker: Replica, source_id: int, block: IdRange, count: int, homed: bool
     ) -> GiveAwayResponse:
         """Ask the source to move what it can, until it is known what came."""
         # Without the answer it is known only whether anything came under the block.
@@ -212,7 +217,7 @@ class Exchange:
     async def _has_come(self, move_id: str, target: int) -> bool:
         return await self._node.store.has_arrived(move_id, target)
 
-    async def _read(self, taker: Replica, block: Range) -> list[Segment]:
+    async def _read(self, taker: Replica, block: IdRange) -> list[Segment]:
         """Return the segments that arrived, as the store has them."""
         first_id, last_id = block
         found: list[Segment] = []
@@ -273,11 +278,13 @@ class Exchange:
         if topology is None:
             raise NotOwner("the topology is not known here yet: ask again")
         limits = (request.count, MOVE_BYTES_MAX, request.id_count)
-        chosen = giver.departures.take_segments(_Wish(topology, giver, request), *limits)
+        chosen = giver.departures.take_segments(_TransferRequest(topology, giver, request), *limits)
         while not chosen and await giver.dispatch.tail.more_of_all():
-            chosen = giver.departures.take_segments(_Wish(topology, giver, request), *limits)
+            chosen = giver.departures.take_segments(
+                _TransferRequest(topology, giver, request), *limits
+            )
         if not chosen:
-            wish = _Wish(topology, giver, request)
+            wish = _TransferRequest(topology, giver, request)
             return GiveAwayResponse([], ids_needed=_ids_needed(giver, wish))
         segments = [spans[0].segment for spans in chosen]
         new_first_ids: list[int] = []
@@ -294,7 +301,7 @@ class Exchange:
             if giver.fenced:
                 raise NotOwner(f"queue {giver.info.title} has moved: ask again")
             crash_point("before-exchange")
-            move = Move(
+            move = SegmentMove(
                 request.move_id,
                 giver.info.queue_id,
                 giver.epoch,
@@ -326,7 +333,7 @@ class Exchange:
         giver.departures.handed_over(chosen)
         return GiveAwayResponse(list(zip(new_first_ids, counts, strict=True)), untouched)
 
-    async def _move(self, giver: Replica, move: Move) -> bool:
+    async def _move(self, giver: Replica, move: SegmentMove) -> bool:
         """Return whether the messages belong to the other queue now.
 
         Raises `IoFailure` if that cannot be found out.
@@ -364,7 +371,7 @@ def _load_anew(replica: Replica) -> None:
     replica.fence(StaleEpoch(f"queue {replica.info.title} is loaded anew"))
 
 
-def _ids_needed(giver: Replica, wish: _Wish) -> int:
+def _ids_needed(giver: Replica, wish: _TransferRequest) -> int:
     """Return the number of ids that the first movable segment needs; 0 if there is none."""
     chosen = giver.departures.take_segments(wish, 1, 1, BATCH_COUNT_MAX)
     giver.departures.stay([span for spans in chosen for span in spans])
@@ -385,7 +392,7 @@ def _has_room(taker: Replica) -> bool:
         return False
 
 
-class _Wish:
+class _TransferRequest:
     """Decides which segments of a queue may move to another one of its logical queue.
 
     It is asked about segments in their order. After a segment that cannot move, no later one with
@@ -416,11 +423,11 @@ class _Wish:
         if segment.receivers is None and not has_groups(segment):
             # A dedup id is remembered where it was stored. From a replica its message may go
             # anywhere.
-            at_home = homes_of(segment) if self._is_alias and self._homes else None
+            at_home = segment_assignments(segment) if self._is_alias and self._homes else None
             if not at_home:
                 return is_whole and self._takes_any
         else:
-            at_home = homes_of(segment)
+            at_home = segment_assignments(segment)
         # Assigned messages go to their assigned replica only.
         numbers = {abs(self._homes[index]) for index in at_home} if self._homes else set()
         is_next = segment.first_id < self._below_id and self._kept_back.isdisjoint(at_home)
@@ -428,3 +435,72 @@ class _Wish:
         if not goes:
             self._kept_back |= at_home
         return goes
+
+
+# -- parting --
+# Splits segments whose messages are assigned to different replicas.
+#
+# Only a queue that had no replicas before has such segments, or one that gets publications. Each
+# run
+# of neighbouring messages with the same slot becomes a segment of its own. Messages keep their ids,
+# so the order stays the same. The first run stays in the old segment. Each segment is split in one
+# transaction.
+
+
+_COUNT_MAX = 20_000
+_BYTES_MAX = 8 * 1024 * 1024
+_IDS_MAX = 1 << 62
+
+
+async def split_segments(replica: Replica, topology: Topology) -> int:
+    """Split ready segments up to a limit of messages; return how many segments were split."""
+    homes = topology.homes
+    if not homes or not replica.holding.queue.residents.has_homed:
+        return 0
+    chosen = replica.departures.take_segments(
+        lambda segment, _: len({abs(homes[index]) for index in segment_assignments(segment)}) > 1,
+        _COUNT_MAX,
+        _BYTES_MAX,
+        _IDS_MAX,
+    )
+    if not chosen:
+        return 0
+    replica.homes.cut_up(
+        {home for spans in chosen for home in segment_assignments(spans[0].segment)}
+    )
+    try:
+        for at, spans in enumerate(chosen):
+            try:
+                await _cut_up(replica, spans)
+            except BaseException:
+                replica.departures.stay([span for rest in chosen[at + 1 :] for span in rest])
+                raise
+    finally:
+        replica.homes.cut_up(set())
+    return len(chosen)
+
+
+async def _cut_up(replica: Replica, spans: list[Span]) -> None:
+    segment = spans[0].segment
+    first, *others = split_by_assignment(segment)
+    pieces = [segment.cut(low, high) for low, high in others]
+    kept = Span(segment, *first, MessageState.LEAVING)
+    cut = [Span(segment, low, high, MessageState.LEAVING) for low, high in others]
+    settlement = Settlement(replica.info.queue_id, replica.epoch)
+    settlement.partly[segment.first_id] = others
+    for piece in pieces:
+        replica.intake.arrivals.on_its_way(piece.first_id)
+    try:
+        # Acknowledgements must be on disk first, or they would be lost for the new segments.
+        await replica.settled()
+        writes = [Write(piece, replica.epoch, [], []) for piece in pieces]
+        await commit_once(replica.holding.store, writes, [settlement])
+    except BaseException:
+        for piece in pieces:
+            replica.intake.arrivals.not_coming(piece.first_id)
+        replica.departures.stay([kept, *cut])
+        raise
+    replica.departures.left(cut, settlement, MOVED)
+    replica.departures.stay([kept])
+    for piece in pieces:
+        replica.intake.arrivals.came_apart(piece)

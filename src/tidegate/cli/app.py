@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from tidegate.cli.command_groups import COMMANDS, is_installed
+from tidegate.cli import COMMANDS, is_installed
 from tidegate.cli.command_line import new_app, run
 
 app = new_app()
@@ -18,6 +18,6 @@ for _place in COMMANDS:
         getattr(import_module(_module), _register)(app)
 
 
-def main() -> None:
+def run_app() -> None:
     """Run the command from the command line."""
     run(app)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.core.errors import InvalidValue
-from tidegate.fleet.user_module import print_from_users_file, user_module
+from tidegate.core.runtime import print_from_users_file, user_module
 
 DEFAULT_NAME = "app"
 

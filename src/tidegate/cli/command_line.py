@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.exit_codes import INTERRUPTED, exit_code_of
-from tidegate.core.errors import TidegateError
+from tidegate.core.errors import CallerError, InvalidValue, TidegateError
 
 _LINE_END = re.compile(r"\s*\n\s*")
 
@@ -35,7 +34,7 @@ def run(app: typer.Typer) -> None:
     try:
         app()
     except TidegateError as error:
-        print(f"tidegate: {_told(error)}", file=sys.stderr)
+        print(f"tidegate: {_error_text(error)}", file=sys.stderr)
         sys.exit(exit_code_of(error))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
@@ -60,13 +59,70 @@ def _options(
 ) -> None: ...
 
 
-def _told(error: TidegateError) -> str:
-    from tidegate.agreement.document import AgreementInvalid
-    from tidegate.cli.measuring import MeasurementFailed
-    from tidegate.cli.settings.reader import SettingsInvalid
+def _error_text(error: TidegateError) -> str:
+    from tidegate.agreements.document import AgreementInvalid
+    from tidegate.cli.output import MeasurementFailed
+    from tidegate.cli.settings import SettingsInvalid
 
     # Problems of settings and agreements are one per line, and a failed measurement has several
     # lines. Any other error is printed on one line.
     if isinstance(error, SettingsInvalid | AgreementInvalid | MeasurementFailed):
         return str(error)
     return _LINE_END.sub(" ", str(error))
+
+
+# -- exit_codes --
+# The exit codes of all commands; docs/reference/commands.md has a table generated from here.
+#
+# Exit code 2 means that the input is wrong, and the same command will fail again. Exit code 1 means
+# that the input is valid but the command failed, or that the answer is negative.
+
+
+FAILED = 1
+# Typer uses the same code for an invalid command line.
+USAGE_ERROR = 2
+EMPTY_RESULT = 3
+INTERRUPTED = 130
+
+_MEANINGS = {
+    0: "done",
+    FAILED: "it could not be done, or does not hold: nobody answers, nothing is called so, it is "
+    "not allowed, it failed on the way; a promise is broken, a check says no",
+    USAGE_ERROR: "it cannot be meant: the command line, a value in it, the settings, an "
+    "agreement, or an application that cannot be imported. The same again ends the same, "
+    "whatever runs",
+    EMPTY_RESULT: "there is nothing yet: no message, nothing hosted, nothing learned",
+    INTERRUPTED: "interrupted",
+}
+
+
+class NotFound(CallerError):
+    """The named object does not exist at present; the name itself is valid."""
+
+    name = "NO_SUCH"
+
+
+class NotWritten(TidegateError):
+    """A file could not be written."""
+
+    name = "NOT_WRITTEN"
+
+
+def exit_code_of(error: TidegateError) -> int:
+    """Return the exit code for an error."""
+    from tidegate.agreements.document import AgreementInvalid
+    from tidegate.cli.settings import SettingsInvalid
+    from tidegate.fleet.processes import StartRefused
+
+    is_wrongly_asked = (
+        isinstance(error, SettingsInvalid | AgreementInvalid | StartRefused)
+        # Subclasses of InvalidValue report conditions found at run time, and not invalid input.
+        or type(error) is InvalidValue
+    )
+    return USAGE_ERROR if is_wrongly_asked else FAILED
+
+
+def exit_code_table() -> str:
+    """Return a Markdown table of the exit codes, for the docs."""
+    rows = [f"| {code} | {meaning} |" for code, meaning in _MEANINGS.items()]
+    return "\n".join(["| exit code | |", "|---|---|", *rows])

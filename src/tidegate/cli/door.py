@@ -38,30 +38,30 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from ipaddress import ip_network
 from random import Random
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
 
-from tidegate.cli.asking import duration_option
-from tidegate.cli.door_telemetry import DoorTelemetry
-from tidegate.cli.exit_codes import NoSuch, exit_code_of
-from tidegate.cli.logs import set_up_logs
-from tidegate.cli.settings.reader import load_settings
-from tidegate.cli.settings_options import ConfigOption, MetricsPortOption
-from tidegate.cli.store_wiring import StoreDataOption, StoreOption, opened, running_stores
-from tidegate.core.ending import ended
+from tidegate.cli.command_line import NotFound, exit_code_of
+from tidegate.cli.options import ConfigOption, MetricsPortOption, duration_option
+from tidegate.cli.output import set_up_logs
+from tidegate.cli.settings import load_settings
+from tidegate.cli.wiring import StoreDataOption, StoreOption, open_store, running_stores
 from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
-from tidegate.core.hosting import Engine
-from tidegate.core.probe_mark import probe_mark
-from tidegate.fleet.parent import end_with_parent
-from tidegate.fleet.ready_pipe import ReadyPipe
+from tidegate.core.runtime import cancel_and_wait, user_module
+from tidegate.core.services import Engine, probe_mark
+from tidegate.fleet.process import ReadyPipe, end_with_parent
+from tidegate.laws.http.balancing import BetterOfTwo, Chosen, Policy, balancing_policy
 
 if TYPE_CHECKING:
-    from tidegate.cli.settings.settings import Settings
-    from tidegate.core.hosting import Door, HostingStore, Service
-    from tidegate.laws.balancing import Policy
-    from tidegate.telemetry.http_requests import HttpRequestSamples
+    from tidegate.cli.settings import Settings
+    from tidegate.core.services import Door, DoorSample, HostingStore, Instance, Service
+    from tidegate.telemetry.http_pages import DoorPages
+    from tidegate.telemetry.prometheus import AgreementStats
+    from tidegate.telemetry.recorder import HttpRequestSamples, HttpSampler, Recorder
+
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ def door(
             _serve(
                 *(urls, settings, service, host, port, engine, drain, metrics_port, ready),
                 advertise=advertise,
-                trusted=networks_of(trust or ()),
+                trusted=parse_networks(trust or ()),
             )
         )
     except TidegateError as failure:
@@ -152,14 +152,14 @@ async def _serve(
     advertise: str | None,
     trusted: tuple[str, ...],
 ) -> None:
-    from tidegate.control.door_loop import DoorLoop
+    from tidegate.control.services.door import DoorLoop
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with opened(urls) as store:
-        service = await found(store, name)
-        front = door_of(service, host, port, engine, trusted)
+    async with open_store(urls) as store:
+        service = await find_service(store, name)
+        front = make_door(service, host, port, engine, trusted)
         telemetry = DoorTelemetry(settings, name, store, metrics_port)
         await front.start()
         try:
@@ -178,7 +178,7 @@ async def _serve(
                     print(f"metrics: {telemetry.address}/metrics", file=sys.stderr)
                 print(front.address, flush=True)
             await stop.wait()
-            await ended(running)
+            await cancel_and_wait(running)
         finally:
             cut_off = await front.stop(drain_s)
             await telemetry.stop()
@@ -199,7 +199,7 @@ def reached_at(address: str, advertise: str | None = None) -> str:
 def record_requests(front: Door, samples: HttpRequestSamples | None) -> None:
     """Let a gateway door record single requests; HAProxy does not report them."""
     if front.engine is Engine.GATEWAY:
-        from tidegate.adapters.gateway.door import GatewayDoor
+        from tidegate.doors.gateway import GatewayDoor
 
         assert isinstance(front, GatewayDoor), "there is one of this engine"
         front.record_requests(samples)
@@ -212,19 +212,19 @@ async def _refresh(telemetry: DoorTelemetry) -> None:
         await asyncio.sleep(_STANDINGS_S)
 
 
-async def found(store: HostingStore, name: str) -> Service:
+async def find_service(store: HostingStore, name: str) -> Service:
     """Return the service of that name; raise `NotFound` with the names that exist."""
     services = {one.spec.name: one for one in await store.services()}
     if name in services:
         return services[name]
     there = f"there is {', '.join(sorted(services))}" if services else "nothing is hosted here"
-    raise NoSuch(f"no service is called {name!r}: {there}")
+    raise NotFound(f"no service is called {name!r}: {there}")
 
 
 def check_engine(engine: Engine) -> None:
     """Raise `Unavailable` if the engine's program or package is not installed."""
     if engine is Engine.HAPROXY:
-        from tidegate.adapters.haproxy.program import haproxy_program
+        from tidegate.doors.haproxy.door import haproxy_program
 
         haproxy_program()
         return
@@ -232,7 +232,7 @@ def check_engine(engine: Engine) -> None:
         raise Unavailable("the gateway needs the package httptools: pip install 'tidegate[http]'")
 
 
-def networks_of(said: Sequence[str]) -> tuple[str, ...]:
+def parse_networks(said: Sequence[str]) -> tuple[str, ...]:
     """Return the networks of `--trust`; raise `InvalidValue` for an invalid one."""
     for one in said:
         try:
@@ -242,7 +242,7 @@ def networks_of(said: Sequence[str]) -> tuple[str, ...]:
     return tuple(said)
 
 
-def door_of(
+def make_door(
     service: Service,
     host: str,
     port: int,
@@ -250,16 +250,14 @@ def door_of(
     trusted: tuple[str, ...] = (),
 ) -> Door:
     """Return a door for the service, of the requested engine or else the service's own."""
-    from tidegate.adapters.door_settings import DoorSettings, limits_of
+    from tidegate.doors import DoorSettings, door_limits
 
     spec = service.spec
     engine = engine or spec.engine
     check_engine(engine)
     balancing: str | Policy = spec.balancing
     if engine is Engine.GATEWAY:
-        from tidegate.cli.own_policy import policy_said
-
-        balancing = policy_said(spec.balancing, Random())
+        balancing = parse_balancing_policy(spec.balancing, Random())
     settings = DoorSettings(
         service=spec.name,
         host=host,
@@ -269,12 +267,178 @@ def door_of(
         health_path=spec.health_path,
         trusted_peers=trusted,
         probe_mark=probe_mark(service.secret).encode(),
-        limits=limits_of(spec),
+        limits=door_limits(spec),
     )
     if engine is Engine.HAPROXY:
-        from tidegate.adapters.haproxy.door import HaproxyDoor
+        from tidegate.doors.haproxy.door import HaproxyDoor
 
         return HaproxyDoor(settings)
-    from tidegate.adapters.gateway.door import GatewayDoor
+    from tidegate.doors.gateway import GatewayDoor
 
     return GatewayDoor(settings)
+
+
+# -- door_telemetry --
+# The telemetry of a door process: /metrics on a second port, and rows in the lake.
+
+
+class DoorTelemetry:
+    """Receives the samples of one door, and serves and records them."""
+
+    def __init__(
+        self, settings: Settings, service: str, store: HostingStore, metrics_port: int | None
+    ) -> None:
+        self._settings = settings
+        self._service = service
+        self._store = store
+        self._metrics_port = metrics_port
+        self._recorder: Recorder | None = None
+        self._sampler: HttpSampler | None = None
+        self._pages: DoorPages | None = None
+        self._standings: list[AgreementStats] = []
+
+    @property
+    def address(self) -> str:
+        """The base URL of /metrics; empty if it is disabled."""
+        return "" if self._pages is None else self._pages.address
+
+    @property
+    def requests(self) -> HttpRequestSamples | None:
+        """Where the door adds single requests; None if they are not recorded."""
+        return None if self._sampler is None else self._sampler.requests
+
+    async def start(self, door_port: int) -> None:
+        from tidegate.cli.wiring import recorder_of
+        from tidegate.telemetry.recorder import HttpSampler
+
+        if self._settings.metrics.enabled:
+            self._pages = await self._opened_pages(door_port)
+        self._recorder = recorder_of(self._settings)
+        if self._recorder is not None:
+            self._recorder.start(f"door-{self._service}-{socket.gethostname()}-{os.getpid()}")
+            self._sampler = HttpSampler(self._recorder)
+
+    async def _opened_pages(self, door_port: int) -> DoorPages:
+        """Start the server of /metrics on the requested port, a derived port, or a free one."""
+        from tidegate.cli.settings_sections import METRICS_PORT_OFFSET
+        from tidegate.telemetry.http_pages import DoorPages
+
+        asked = self._metrics_port
+        derived = door_port + METRICS_PORT_OFFSET
+        ports = [asked] if asked is not None else [derived, 0] if derived < 2**16 else [0]
+        while True:
+            pages = DoorPages(host=self._settings.metrics.host, port=ports.pop(0))
+            try:
+                await pages.start()
+            except Unavailable as failure:
+                # The user did not choose this port, so a free one serves as well.
+                if not ports:
+                    raise
+                log.info("%s; on a free port then", failure)
+            else:
+                return pages
+
+    def take(self, sample: DoorSample, instances: Sequence[Instance], concurrency: int) -> None:
+        if self._sampler is not None:
+            self._sampler.take(sample, instances, concurrency)
+        if self._pages is not None:
+            self._pages.take(sample, self._standings)
+
+    async def refresh_standings(self) -> None:
+        """Read the status of the service's agreements as last stored by the leader."""
+        from tidegate.agreements.ledger import StoredAgreementStatus
+        from tidegate.telemetry.prometheus import AgreementStats
+
+        found = map(StoredAgreementStatus.from_json, (await self._store.standings()).values())
+        self._standings = [
+            AgreementStats(
+                agreement=one.agreement,
+                verdict=one.verdict.value,
+                budget_left=one.standing.budget_left,
+                burn_rate=one.standing.burn_hour,
+            )
+            for one in found
+            if one is not None and one.http == self._service
+        ]
+
+    async def stop(self) -> None:
+        if self._pages is not None:
+            await self._pages.stop()
+        if self._recorder is not None:
+            self._recorder.stop()
+
+
+# -- own_policy --
+# A balancing policy written by the user, named by `module:Class`, in the process of a door.
+#
+# The policy runs for every request, so an error in it must not stop the door. If it raises, or
+# returns something that is not a candidate, the default policy chooses and the log gives the
+# reason.
+
+
+# The time between two log records about one policy, which may fail for thousands of requests a
+# second.
+_COMPLAINT_S = 60.0
+
+
+class UserPolicy:
+    """The user's policy, with a default policy for its failures."""
+
+    def __init__(self, name: str, own: Policy, random: Random) -> None:
+        self._name = name
+        self._own = own
+        self._instead = BetterOfTwo(random)
+        self._complained_at = -_COMPLAINT_S
+
+    def choose(self, candidates: Sequence[Chosen], asker: str, family: str) -> Chosen:
+        failure: Exception | None = None
+        said = "it chose none of the candidates"
+        try:
+            chosen = self._own.choose(candidates, asker, family)
+            if any(one is chosen for one in candidates):
+                return chosen
+        except Exception as raised:
+            failure = raised
+            said = "it failed"
+        now = monotonic()
+        if now >= self._complained_at + _COMPLAINT_S:
+            self._complained_at = now
+            log.error(
+                "the policy %s: %s, and better-of-two chooses instead",
+                *(self._name, said),
+                exc_info=failure,
+            )
+        return self._instead.choose(candidates, asker, family)
+
+
+def parse_balancing_policy(name: str, random: Random) -> Policy:
+    """Return a built-in policy by its name, or the user's by `module:Class`.
+
+    Raise `InvalidValue` if it does not exist or cannot be created.
+    """
+    module_name, colon, class_name = name.partition(":")
+    if not colon:
+        return balancing_policy(name, random)
+    if not module_name or not class_name.isidentifier():
+        raise InvalidValue(f"{name!r} is no MODULE:CLASS, such as nearest:Nearest")
+    module = user_module(module_name)
+    made = getattr(module, class_name, None)
+    where = f"{module_name} ({getattr(module, '__file__', None) or 'no file'})"
+    if made is None:
+        raise InvalidValue(f"{where} has no {class_name!r}")
+    if not isinstance(made, type):
+        raise InvalidValue(
+            f"{class_name!r} in {where} is of type {type(made).__name__}, and no class"
+        )
+    if not callable(getattr(made, "choose", None)):
+        raise InvalidValue(
+            f"{class_name!r} in {where} has no choose(candidates, asker, family), by which a "
+            "policy says who gets the next request"
+        )
+    try:
+        own = made()
+    except Exception as failure:
+        raise InvalidValue(
+            f"{class_name!r} in {where} cannot be made without arguments: {failure!r}"
+        ) from None
+    return UserPolicy(name, own, random)

@@ -47,35 +47,37 @@ from urllib.parse import urlsplit
 
 import typer
 
-from tidegate.cli.door import TrustOption, check_engine, networks_of, reached_at
-from tidegate.cli.house import House
-from tidegate.cli.interruption import terminated_like_interrupted, undisturbed
-from tidegate.cli.listening import check_free
-from tidegate.cli.logs import set_up_logs
-from tidegate.cli.option_groups import spread
-from tidegate.cli.rollout import Progress, Rollout
+from tidegate.cli.door import TrustOption, check_engine, parse_networks, reached_at
+from tidegate.cli.options import ConfigOption, check_free, flatten_options
+from tidegate.cli.output import set_up_logs, terminated_like_interrupted, undisturbed
 from tidegate.cli.service_options import (
-    AS_USUAL,
+    DEFAULT_SERVICE_OPTIONS,
     AgreementOption,
-    Asked,
     ServiceOptions,
+    ServiceRequest,
     TargetArgument,
-    asked_for,
+    checked_request,
     offer_of,
 )
-from tidegate.cli.services import deploy_and_wait, deployed, least_of, seen
-from tidegate.cli.settings.reader import load_settings
-from tidegate.cli.settings_options import ConfigOption
-from tidegate.cli.store_wiring import StoreOption, ask_store, named_stores, opened
+from tidegate.cli.services import (
+    Rollout,
+    RolloutState,
+    deploy_and_wait,
+    deployed,
+    least_instances,
+    read_service,
+)
+from tidegate.cli.settings import load_settings
+from tidegate.cli.wiring import LocalCluster, StoreOption, ask_store, named_stores, open_store
 from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
-from tidegate.core.probe_mark import FIELD, probe_mark
-from tidegate.fleet.door_process import DoorProcess
-from tidegate.storage.data_folder import mark_as_data
+from tidegate.core.services import PROBE_HEADER, probe_mark
+from tidegate.fleet.processes import DoorProcess
+from tidegate.storage.postgres_server import mark_data_folder
 
 if TYPE_CHECKING:
-    from tidegate.cli.settings.settings import Settings
+    from tidegate.cli.settings import Settings
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _ANSWER_S = 2.0
 # On a store that already runs: how long the new version may take until it serves.
 _ROLLOUT_S = 120.0
@@ -87,7 +89,7 @@ def register(app: typer.Typer) -> None:
     app.command("host")(host)
 
 
-@spread()
+@flatten_options()
 def host(
     target: TargetArgument,
     agreement: AgreementOption,
@@ -110,7 +112,7 @@ def host(
         ),
     ] = None,
     trust: TrustOption = None,
-    options: ServiceOptions = AS_USUAL,
+    options: ServiceOptions = DEFAULT_SERVICE_OPTIONS,
     store: StoreOption = None,
     data: Annotated[
         Path | None,
@@ -132,9 +134,9 @@ def host(
     settings = load_settings(config, os.environ)
     level = settings.log.level
     set_up_logs(level if verbose or level == "error" else "warning", settings.log.format)
-    asked = asked_for(target, agreement, options)
+    asked = checked_request(target, agreement, options)
     check_engine(options.engine)
-    trusted = networks_of(trust or ())
+    trusted = parse_networks(trust or ())
     folder = (data or settings.store.data_folder).expanduser()
     running = _running(named_stores(store, data, settings), folder)
     ports = [port + index if port else 0 for index in range(doors)]
@@ -151,14 +153,16 @@ def host(
         if node_port is not None:
             check_free(settings.node.host, node_port, "--node-port")
     elif node_port is not None:
-        _say("--node-port is for a node of its own, and one runs here already: it has no effect")
+        _print_line(
+            "--node-port is for a node of its own, and one runs here already: it has no effect"
+        )
     asked = offer_of(asked, settings.with_data(data), running)
     if is_served:
         # The doors of the service already exist, so only the deployment is left.
         asyncio.run(deploy_and_wait(running, asked, _ROLLOUT_S))
         return
     with _log_file(folder, verbose) as log_file, terminated_like_interrupted():
-        house = None if running else House(settings, folder, log_file=log_file)
+        house = None if running else LocalCluster(settings, folder, log_file=log_file)
         fronts: list[DoorProcess] = []
         try:
             urls = running
@@ -175,8 +179,8 @@ def host(
                 urls = house.store_urls
                 address = house.addresses[0]
                 if node_port is None and not address.endswith(f":{usual_port}"):
-                    _say(f"the node takes a free port: another program has {usual_port}")
-                _say(f"node at {address}, data in {folder}")
+                    _print_line(f"the node takes a free port: another program has {usual_port}")
+                _print_line(f"node at {address}, data in {folder}")
             fronts += [
                 DoorProcess(
                     *(urls, asked.spec.name),
@@ -198,7 +202,7 @@ def host(
             asyncio.run(_host(urls, asked, fronts, house))
         finally:
             with undisturbed():
-                _say("ends: doors first" + (", then instances" if house is not None else ""))
+                _print_line("ends: doors first" + (", then instances" if house is not None else ""))
                 for front in fronts:
                     front.terminate()
                 for front in fronts:
@@ -207,23 +211,26 @@ def host(
                     house.stop()
     if running:
         name = asked.spec.name
-        _say(f"{name} is hosted on; `tidegate undeploy {name}` ends it")
+        _print_line(f"{name} is hosted on; `tidegate undeploy {name}` ends it")
 
 
 async def _host(
-    urls: Sequence[str], asked: Asked, fronts: Sequence[DoorProcess], house: House | None
+    urls: Sequence[str],
+    asked: ServiceRequest,
+    fronts: Sequence[DoorProcess],
+    house: LocalCluster | None,
 ) -> None:
     """Deploy the service, start the doors, and watch them until a signal comes."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with opened(urls) as store:
+    async with open_store(urls) as store:
         service = await deployed(store, asked)
         name = service.spec.name
-        _say(f"{name}: version {service.version} of {asked.spec.target}")
+        _print_line(f"{name}: version {service.version} of {asked.spec.target}")
         others = sorted({sample.address for sample in await store.door_samples(name)})
         if house is None and others:
-            _say(
+            _print_line(
                 f"{name} is served at {', '.join(others)} already: this is one more door "
                 "(`tidegate deploy` opens none)"
             )
@@ -232,7 +239,7 @@ async def _host(
             front.start()
         for front in fronts:
             await asyncio.to_thread(front.wait_until_ready)
-        rollout = Rollout(service, least_of(service, asked.agreement))
+        rollout = Rollout(service, least_instances(service, asked.agreement))
         silent = list(fronts)
         away = ""
         # On another process's store, no node may be running that acts on the deployment.
@@ -242,29 +249,29 @@ async def _host(
                 house.watch()
             for front in fronts:
                 if front.ensure_running():
-                    _say(f"the door at {front.address} had died, and is there again")
+                    _print_line(f"the door at {front.address} had died, and is there again")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), _LOOK_S)
+                await asyncio.wait_for(stop.wait(), _POLL_S)
                 break
             try:
-                now, instances = await seen(store, name)
+                now, instances = await read_service(store, name)
             except TidegateError as failure:
                 if not away:
                     away = str(failure)
-                    _say(f"{name} goes on as it is: {away}")
+                    _print_line(f"{name} goes on as it is: {away}")
                 continue
             if away:
                 away = ""
-                _say("the store answers again")
+                _print_line("the store answers again")
             for line in rollout.look(now, instances):
-                _say(f"{name}: {line}")
+                _print_line(f"{name}: {line}")
             if now is None:
-                _say(f"{name} was undeployed: there is nothing left to do")
+                _print_line(f"{name} was undeployed: there is nothing left to do")
                 return
             if not silent:
                 continue
             is_late = deadline is not None and time.monotonic() > deadline
-            if is_late or rollout.progress(now, instances) is Progress.FAILED:
+            if is_late or rollout.progress(now, instances) is RolloutState.FAILED:
                 why = rollout.trouble or f"nothing has answered for {_ROLLOUT_S:g} s"
                 raise Unavailable(f"{name} does not come up: {why}")
             for front in tuple(silent):
@@ -313,7 +320,7 @@ def answers(address: str, path: str, mark: str = "") -> bool:
     parts = urlsplit(address)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_S)
     try:
-        connection.request("GET", path, headers={FIELD: mark} if mark else {})
+        connection.request("GET", path, headers={PROBE_HEADER: mark} if mark else {})
         return connection.getresponse().status < http.client.INTERNAL_SERVER_ERROR
     except (OSError, http.client.HTTPException):
         return False
@@ -329,7 +336,7 @@ def _log_file(folder: Path, verbose: bool) -> Iterator[IO[bytes] | None]:
         return
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mark_as_data(folder)
+        mark_data_folder(folder)
         path = folder / "host.log"
         file = path.open("ab")
     except OSError as failure:
@@ -337,9 +344,9 @@ def _log_file(folder: Path, verbose: bool) -> Iterator[IO[bytes] | None]:
             f"{folder} cannot be the data folder: {failure.strerror}; name another with --data"
         ) from None
     with file:
-        _say(f"logs go to {path}")
+        _print_line(f"logs go to {path}")
         yield file
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

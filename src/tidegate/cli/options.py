@@ -1,29 +1,128 @@
-"""The connection of a command to a node: connect, do one task, disconnect."""
+"""Groups of options that several commands share.
+
+    @dataclass(frozen=True)
+    class GoalOptions:
+        settle: SettleOption = None             each field is an option with its default
+
+    @flatten_options()
+    def policy(queue: QueueArgument, goal: GoalOptions = NO_GOAL) -> None: ...
+
+Typer reads the options from the signature of the command. The decorator replaces each group in the
+signature by the fields of the group.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import functools
+import inspect
+import socket
+import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from dataclasses import dataclass, fields, is_dataclass
+from inspect import Parameter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 from urllib.parse import urlsplit
 
 import typer
 
-from tidegate.client.address import SCHEME, SCHEME_TLS, parse_address
 from tidegate.client.connect import DEFAULT_URL, URL_VARIABLE, connect
-from tidegate.client.credentials import PASSWORD_FILE_VARIABLE, PASSWORD_VARIABLE
-from tidegate.core.errors import InvalidValue
-from tidegate.core.harmless import harmless
-from tidegate.core.quantities import parse_duration_s, parse_size_bytes
+from tidegate.client.connection import (
+    PASSWORD_FILE_VARIABLE,
+    PASSWORD_VARIABLE,
+    SCHEME,
+    SCHEME_TLS,
+    parse_address,
+)
+from tidegate.core.errors import InvalidValue, Unavailable
+from tidegate.core.prefetch import (
+    KEEP_UP,
+    PrefetchGoal,
+    with_goal_keys,
+    with_manual_prefetch,
+    without_manual_prefetch,
+)
+from tidegate.core.text import escape_control_characters, parse_duration_s, parse_size_bytes
+from tidegate.core.topology import ScalingPolicy
 
 if TYPE_CHECKING:
     from tidegate.client.client import Client
+
+
+Command = Callable[..., None]
+
+
+def flatten_options(*left_out: str) -> Callable[[Command], Command]:
+    """Return a decorator that replaces option groups in a command's signature by their fields.
+
+    Fields in `left_out` are no options, and keep their defaults.
+    """
+
+    def spread_out(command: Command) -> Command:
+        hints = get_type_hints(command, include_extras=True)
+        parameters: list[Parameter] = []
+        groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
+        for name, parameter in inspect.signature(command).parameters.items():
+            kind = hints[name]
+            if not (isinstance(kind, type) and is_dataclass(kind)):
+                kept = parameter.replace(annotation=kind, kind=Parameter.KEYWORD_ONLY)
+                parameters.append(kept)
+                continue
+            options = [field for field in fields(kind) if field.name not in left_out]
+            types = get_type_hints(kind, include_extras=True)
+            groups[name] = (kind, [option.name for option in options])
+            parameters += [
+                Parameter(
+                    option.name,
+                    Parameter.KEYWORD_ONLY,
+                    default=option.default,
+                    annotation=types[option.name],
+                )
+                for option in options
+            ]
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            for name, (kind, names) in groups.items():
+                given[name] = kind(**{one: given.pop(one) for one in names})
+            command(**given)
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return spread_out
+
+
+# -- settings_options --
+# Options for the settings file and for metrics, shared by several commands.
+
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="TOML file; default: tidegate.toml if there is one")
+]
+MetricsPortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        min=0,
+        max=65535,
+        help="port of /metrics, 0 for a free one [default: 1000 above its own]",
+    ),
+]
+
+
+# -- asking --
+# The connection of a command to a node: connect, do one task, disconnect.
+
 
 Result = TypeVar("Result")
 
 # Long enough for a queue to change its owner, and short enough for a person to wait for a dead
 # node.
-_PATIENCE_S = 6.0
+_TIMEOUT_S = 6.0
 # Queue ids are stored as 64-bit signed integers.
 _QUEUE_ID_MAX = 2**63 - 1
 _DIGITS_MAX = 20
@@ -73,7 +172,7 @@ def ask(
     check_is_node(url)
 
     async def connected() -> Result:
-        async with connect(url, mode=mode, reconnect_s=_PATIENCE_S) as mq:
+        async with connect(url, mode=mode, reconnect_s=_TIMEOUT_S) as mq:
             return await work(mq)
 
     return asyncio.run(connected())
@@ -98,7 +197,9 @@ def queue_key(text: str) -> str | int:
     # parse.
     is_number = digits.isascii() and len(digits) <= _DIGITS_MAX
     if not is_number or int(digits) > _QUEUE_ID_MAX:
-        shown = harmless(text[:_DIGITS_MAX]) + ("…" if len(text) > _DIGITS_MAX else "")
+        shown = escape_control_characters(text[:_DIGITS_MAX]) + (
+            "…" if len(text) > _DIGITS_MAX else ""
+        )
         raise InvalidValue(f"{shown} is no id of a queue: `tidegate queues` shows them")
     return int(digits)
 
@@ -145,3 +246,221 @@ def size_option(says: str) -> Any:
 def duration_option(says: str, parser: Callable[[str], float] = duration_s) -> Any:
     """Return an option for a duration; its help text must name the default itself."""
     return typer.Option(parser=parser, metavar="DURATION", show_default=False, help=says)
+
+
+# -- scaling_options --
+# Options that set how a queue scales, shared by several commands.
+
+
+PolicyOption = Annotated[
+    ScalingPolicy | None, typer.Option(help="Which law says how many there are.")
+]
+MaxWaitOption = Annotated[
+    str | None,
+    typer.Option(parser=duration_text, metavar="DURATION", help="How long a message may wait."),
+]
+MinLoadOption = Annotated[
+    float | None, typer.Option(help="Waiting messages per replica below which one goes.")
+]
+MaxLoadOption = Annotated[
+    float | None, typer.Option(help="Waiting messages per replica above which one comes.")
+]
+AnyKeyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Any other key, such as cooldown_period=60s; may be repeated.",
+    ),
+]
+RecommendOnlyOption = Annotated[
+    bool, typer.Option("--recommend-only", help="Decide and explain, and change nothing.")
+]
+AgreementOption = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="What it promises (TOML): judged, or obeyed; none: no more."),
+]
+
+
+def assignments(settings: list[str]) -> dict[str, str]:
+    """Return the values of `NAME=VALUE` options by name; raise `InvalidValue` without an `=`."""
+    found = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise InvalidValue(f"{setting!r} is no setting: write {name}=VALUE")
+        found[name.strip().replace("-", "_")] = text.strip()
+    return found
+
+
+# -- prefetch_options --
+# Options that set the prefetch goal of a queue's consumers.
+
+
+_PANEL = "Prefetch"
+
+PrefetchRateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prefetch-rate",
+        metavar="RATE",
+        rich_help_panel=_PANEL,
+        help="Steer prefetch so that this much arrives at each consumer, such as 400/s.",
+    ),
+]
+PrefetchKeepUpOption = Annotated[
+    bool,
+    typer.Option(
+        "--prefetch-keep-up",
+        rich_help_panel=_PANEL,
+        help="Steer prefetch so that each consumer gets what its handler can do, and no stock.",
+    ),
+]
+PrefetchManualOption = Annotated[
+    int | None,
+    typer.Option(
+        "--prefetch-manual",
+        metavar="N",
+        rich_help_panel=_PANEL,
+        help="This prefetch for each, by hand.",
+    ),
+]
+PrefetchAutoOption = Annotated[
+    bool,
+    typer.Option(
+        "--prefetch-auto", rich_help_panel=_PANEL, help="No longer by hand: as it was before."
+    ),
+]
+PrefetchOffOption = Annotated[
+    bool,
+    typer.Option(
+        "--prefetch-off",
+        rich_help_panel=_PANEL,
+        help="Steer no more: each consumer has the prefetch that it asks for.",
+    ),
+]
+SettleOption = Annotated[
+    str | None,
+    typer.Option(
+        parser=duration_text,
+        metavar="DURATION",
+        rich_help_panel=_PANEL,
+        help="Until the rate is there.",
+    ),
+]
+OvershootOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PART", rich_help_panel=_PANEL, help="How far it may go beyond, such as 5%."
+    ),
+]
+PrefetchModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prefetch-model",
+        metavar="FILE",
+        rich_help_panel=_PANEL,
+        help="How its consumers answer: a file of `tidegate tune prefetch`.",
+    ),
+]
+
+
+def _base(before: PrefetchGoal | None, manual: int | None) -> PrefetchGoal:
+    """Return the goal to change; without one, a manual goal that --prefetch-auto removes."""
+    if before is not None:
+        return before
+    return PrefetchGoal() if manual is None else with_manual_prefetch(None, manual)
+
+
+@dataclass(frozen=True)
+class GoalOptions:
+    """The prefetch options of one command line."""
+
+    rate: PrefetchRateOption = None
+    keep_up: PrefetchKeepUpOption = False
+    manual: PrefetchManualOption = None
+    auto: PrefetchAutoOption = False
+    off: PrefetchOffOption = False
+    settle: SettleOption = None
+    overshoot: OvershootOption = None
+    model: PrefetchModelOption = None
+
+    def __post_init__(self) -> None:
+        goals = (self.rate is not None, self.keep_up, self.off)
+        hands = (self.manual is not None, self.auto, self.off)
+        if sum(goals) > 1 or sum(hands) > 1:
+            raise InvalidValue(
+                "--prefetch-rate, --prefetch-keep-up and --prefetch-off: one of them; and of "
+                "--prefetch-manual, --prefetch-auto and --prefetch-off"
+            )
+        if self.off and any((self.settle, self.overshoot, self.model)):
+            raise InvalidValue(
+                "--prefetch-off ends the steering, so --settle, --overshoot and --prefetch-model "
+                "say nothing beside it: leave them out, or say --prefetch-rate 400/s instead"
+            )
+
+    @property
+    def are_given(self) -> bool:
+        return self != GoalOptions()
+
+    def changed(self, before: PrefetchGoal | None, queue: str) -> PrefetchGoal | None:
+        """Return the new prefetch goal of the queue; None removes the goal."""
+        if self.off:
+            return None
+        changes: dict[str, Any] = {}
+        if self.rate is not None or self.keep_up:
+            changes["rate"] = KEEP_UP if self.keep_up else self.rate
+        for key in ("settle", "overshoot", "model", "manual"):
+            value = getattr(self, key)
+            if value is not None:
+                changes[key] = value
+        if before is None and not changes.keys() & {"rate", "manual"}:
+            raise InvalidValue(
+                "prefetch is not steered here: say what to, with --prefetch-rate 400/s, "
+                "--prefetch-keep-up or --prefetch-manual N"
+            )
+        goal = with_goal_keys(_base(before, self.manual), changes)
+        if self.auto:
+            back = without_manual_prefetch(goal)
+            if back is None:
+                return None
+            goal = back
+        if self.model is not None and goal.model is not None:
+            doubts = goal.model.doubts(queue, "tidegate")
+            if doubts:
+                print(f"{self.model}: {doubts}", file=sys.stderr)
+        return goal
+
+
+NO_GOAL = GoalOptions()
+
+
+# -- listening --
+# A check that an address is free, before a command starts any process.
+
+
+def check_free(host: str, port: int, option: str = "--port") -> None:
+    """Raise `Unavailable` if a server cannot listen on the address."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # Servers set this option, too: connections in TIME_WAIT do not block the address.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except UnicodeError:
+        raise InvalidValue(f"--host {host!r} is no address, nor the name of a computer") from None
+    except OSError as failure:
+        raise Unavailable(
+            f"cannot listen on {host}:{port}: {failure.strerror or failure}; "
+            f"{_advice(failure, option)}"
+        ) from None
+
+
+def _advice(failure: OSError, option: str) -> str:
+    if isinstance(failure, socket.gaierror) or failure.errno == errno.EADDRNOTAVAIL:
+        return "choose an address of this computer with --host"
+    if failure.errno in (errno.EACCES, errno.EPERM):
+        return f"choose a port from 1024 on with {option}: those below are not for everybody"
+    return f"choose another with {option}, or end what listens there"

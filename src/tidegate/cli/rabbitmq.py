@@ -14,12 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from tidegate.cli.asking import without_password
-from tidegate.cli.explaining import print_decision
-from tidegate.cli.figures import count as counted
-from tidegate.cli.interruption import terminated_like_interrupted
-from tidegate.cli.output import Column, JsonOption, Output
-from tidegate.cli.scaling_options import (
+from tidegate.cli.explain import print_decision
+from tidegate.cli.options import (
     AnyKeyOption,
     MaxLoadOption,
     MaxWaitOption,
@@ -27,20 +23,28 @@ from tidegate.cli.scaling_options import (
     PolicyOption,
     RecommendOnlyOption,
     assignments,
+    without_password,
 )
-from tidegate.cli.working import load_app
+from tidegate.cli.output import Column, JsonOption, Output, terminated_like_interrupted
+from tidegate.cli.worker import load_app
+from tidegate.core.decisions import Decision
 from tidegate.core.errors import InvalidValue, Unavailable
-from tidegate.core.replication import ReplicaState
-from tidegate.core.scaling import DEFAULT_SCALING, Scaling, ScalingPolicy, Steering
-from tidegate.core.scaling_words import changed
-from tidegate.core.steering import Decision
+from tidegate.core.text import count as counted
+from tidegate.core.topology import (
+    DEFAULT_SCALING,
+    ControlMode,
+    ReplicaState,
+    Scaling,
+    ScalingPolicy,
+    with_scaling_keys,
+)
 
 if TYPE_CHECKING:
-    from tidegate.adapters.rabbitmq.address import RabbitmqAddress
-    from tidegate.adapters.rabbitmq.elastic.sensor import Look
-    from tidegate.adapters.rabbitmq.elastic.topology import ElasticTopology
-    from tidegate.adapters.rabbitmq.management import ManagementApi
-    from tidegate.control.rabbitmq_steering import RabbitmqSteering
+    from tidegate.control.queues.rabbitmq import RabbitmqController
+    from tidegate.engines.rabbitmq.client import RabbitmqAddress
+    from tidegate.engines.rabbitmq.management import ManagementApi
+    from tidegate.engines.rabbitmq.sensor import RabbitmqSample
+    from tidegate.engines.rabbitmq.topology import ElasticTopology
     from tidegate.telemetry.recorder import Recorder
 
 _REPLICAS = [
@@ -113,7 +117,7 @@ def steer(
     named = {"policy": policy, "min_load": min_load, "max_load": max_load, "max_wait": max_wait}
     changes: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
     changes |= _replicas(replicas) | {"worker": worker} | assignments(settings or [])
-    scaling = changed(DEFAULT_SCALING, changes)
+    scaling = with_scaling_keys(DEFAULT_SCALING, changes)
     if to is not None and off:
         raise InvalidValue("--to and --off: one of them")
     least, most = scaling.replicas.min, scaling.replicas.max
@@ -125,10 +129,10 @@ def steer(
     if to is not None and not changes.keys() & {"min", "max"}:
         # Without --replicas, the number given by --to is the bound.
         changes |= {"min": 0, "max": max(to, 1)}
-    scaling = changed(scaling, changes | _steering(to, recommend_only))
+    scaling = with_scaling_keys(scaling, changes | _steering(to, recommend_only))
     if sum((once, off, status)) > 1:
         raise InvalidValue("--once, --off and --status: one of them")
-    if off and scaling.steering is Steering.RECOMMEND:
+    if off and scaling.steering is ControlMode.RECOMMEND:
         raise InvalidValue("--off and --recommend-only: one of them")
     if "#" in queue:
         raise InvalidValue(
@@ -154,7 +158,9 @@ def steer(
         )
     # The library logs a refused operation, too. This command reports it in one sentence.
     logging.getLogger("aiormq").setLevel(logging.CRITICAL)
-    if scaling.worker is not None and not (off or status or scaling.steering is Steering.RECOMMEND):
+    if scaling.worker is not None and not (
+        off or status or scaling.steering is ControlMode.RECOMMEND
+    ):
         # Check the import first. Otherwise worker processes would start and fail for ever.
         load_app(scaling.worker)
     with _recording(telemetry, queue) as recorder, terminated_like_interrupted():
@@ -176,8 +182,8 @@ def _steering(to: int | None, recommend_only: bool) -> dict[str, Any]:
     if to is not None and recommend_only:
         raise InvalidValue("--to and --recommend-only: one of them")
     if to is not None:
-        return {"steering": Steering.MANUAL, "replicas_wanted": to}
-    return {"steering": Steering.RECOMMEND} if recommend_only else {}
+        return {"steering": ControlMode.MANUAL, "replicas_wanted": to}
+    return {"steering": ControlMode.RECOMMEND} if recommend_only else {}
 
 
 def _address(url: str) -> RabbitmqAddress:
@@ -187,7 +193,7 @@ def _address(url: str) -> RabbitmqAddress:
             "`tidegate scale QUEUE` says how"
         )
     try:
-        from tidegate.adapters.rabbitmq.address import parse_address
+        from tidegate.engines.rabbitmq.client import parse_address
     except ModuleNotFoundError as missing:
         raise Unavailable(
             f"this needs the package {missing.name}: pip install 'tidegate[rabbitmq]'"
@@ -196,7 +202,7 @@ def _address(url: str) -> RabbitmqAddress:
 
 
 def _api(address: RabbitmqAddress, management: str | None) -> ManagementApi | None:
-    from tidegate.adapters.rabbitmq.management import ManagementApi, usual_address
+    from tidegate.engines.rabbitmq.management import ManagementApi, usual_address
 
     if management is not None and management.lower() == "none":
         return None
@@ -235,7 +241,7 @@ class _Run:
     ) -> None:
         self._output = output
         self._queue = queue
-        self._progress = Progress(self._say)
+        self._progress = SteerProgress(self._say)
         self._address = address
         self._scaling = scaling
         self._management = management
@@ -243,16 +249,15 @@ class _Run:
 
     async def do(self, *, once: bool, off: bool, status: bool) -> None:
         from tidegate.control.journal import Journal
-        from tidegate.control.rabbitmq_steering import RabbitmqSteering
-        from tidegate.control.replica_crew import ReplicaCrew
+        from tidegate.control.queues.rabbitmq import LocalWorkers, RabbitmqController
 
         scaling = self._scaling
         crew = (
             None
             if scaling.worker is None or off or status
-            else ReplicaCrew(scaling.worker, str(self._address.url), scaling.workers_per_replica)
+            else LocalWorkers(scaling.worker, str(self._address.url), scaling.workers_per_replica)
         )
-        steering = RabbitmqSteering(
+        steering = RabbitmqController(
             self._address,
             self._queue,
             scaling,
@@ -286,10 +291,10 @@ class _Run:
     def _say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    def _seen(self, topology: ElasticTopology, look: Look, decision: Decision) -> None:
+    def _seen(self, topology: ElasticTopology, look: RabbitmqSample, decision: Decision) -> None:
         self._progress.seen(topology, look, time.monotonic())
 
-    async def _end(self, steering: RabbitmqSteering) -> None:
+    async def _end(self, steering: RabbitmqController) -> None:
         was_elastic = await steering.end()
         if self._output.as_json:
             self._output.json({"queue": self._queue, "replicas": []})
@@ -301,7 +306,7 @@ class _Run:
         else:
             self._output.line(f"queue {self._queue} is a plain queue")
 
-    async def _show(self, steering: RabbitmqSteering) -> None:
+    async def _show(self, steering: RabbitmqController) -> None:
         found = await steering.look()
         if self._output.as_json:
             self._output.json(_document(self._queue, found))
@@ -329,7 +334,7 @@ class _Run:
         self._output.table(_REPLICAS, rows)
 
 
-class Progress:
+class SteerProgress:
     """Prints the state when replicas are added, begin to serve or go, and every PROGRESS_S seconds.
 
     Decisions are printed by the journal.
@@ -341,7 +346,7 @@ class Progress:
         self._replicas: list[tuple[int, ReplicaState, bool]] = []
         self._trouble = ""
 
-    def seen(self, topology: ElasticTopology, look: Look, now: float) -> None:
+    def seen(self, topology: ElasticTopology, look: RabbitmqSample, now: float) -> None:
         if look.trouble != self._trouble:
             self._trouble = look.trouble
             self._say(look.trouble or "the management API answers")
@@ -351,7 +356,7 @@ class Progress:
             self._say(_in_a_line(topology, look))
 
 
-def _in_a_line(topology: ElasticTopology, look: Look) -> str:
+def _in_a_line(topology: ElasticTopology, look: RabbitmqSample) -> str:
     sample = look.sample
     waiting = sample.alias_waiting + sum(one.waiting for one in sample.replicas)
     shares = ", ".join(
@@ -365,7 +370,7 @@ def _in_a_line(topology: ElasticTopology, look: Look) -> str:
     return f"{topology.queue}: replicas {shares or 'none'}; {', '.join(parts)}"
 
 
-def _document(queue: str, found: tuple[ElasticTopology, Look] | None) -> dict[str, Any]:
+def _document(queue: str, found: tuple[ElasticTopology, RabbitmqSample] | None) -> dict[str, Any]:
     if found is None:
         return {"queue": queue, "elastic": False, "replicas": []}
     _, look = found

@@ -1,33 +1,295 @@
-"""Concurrent-safe changes of how a queue scales."""
+"""The commands `scale` and `queue set`: change how a queue is spread over replicas at run time."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+import typer
 
-from tidegate.cli.asking import queue_key
-from tidegate.cli.worker_doubts import worker_doubts
-from tidegate.core.errors import ChangedMeanwhile, InvalidValue
-from tidegate.core.replication import logical_name
-from tidegate.core.scaling import (
+from tidegate.cli.command_line import NotFound
+from tidegate.cli.options import (
+    DEFAULT,
+    NO_GOAL,
+    AgreementOption,
+    AnyKeyOption,
+    ConfigOption,
+    GoalOptions,
+    MaxLoadOption,
+    MaxWaitOption,
+    MinLoadOption,
+    PolicyOption,
+    RecommendOnlyOption,
+    UrlOption,
+    ask,
+    assignments,
+    flatten_options,
+    queue_key,
+)
+from tidegate.cli.output import Column, JsonOption, Output
+from tidegate.cli.queues import QueueArgument, change_policy, parse_policy, policy_keys
+from tidegate.cli.settings import load_settings
+from tidegate.core.errors import ChangedMeanwhile, InvalidValue, TidegateError
+from tidegate.core.prefetch import format_goal as goal_told
+from tidegate.core.text import suggestion_for
+from tidegate.core.topology import (
     DEFAULT_SCALING,
+    KEYS,
     REPLICAS_MAX,
+    ControlMode,
     Range,
     Scaling,
     ScalingPolicy,
-    Steering,
+    format_scaling_keys,
+    logical_name,
+    with_scaling_keys,
 )
-from tidegate.core.scaling_words import changed
 
 if TYPE_CHECKING:
-    from tidegate.agreement.document import Agreement
+    from tidegate.agreements.document import Agreement
     from tidegate.client.client import Client
-    from tidegate.core.replication import Topology
+    from tidegate.core.topology import Topology
+    from tidegate.protocol.cluster import Member
+    from tidegate.telemetry.stats import ConsumerStats
+
+
+def register_scaling(app: typer.Typer) -> None:
+    app.command("scale")(scale)
+    queue = typer.Typer(no_args_is_help=True, help="Change a queue while everything runs.")
+    queue.command("set")(set_queue)
+    app.add_typer(queue, name="queue")
+
+
+def scale(
+    queue: QueueArgument,
+    least: Annotated[int | None, typer.Option("--min", help="Replicas at least.")] = None,
+    most: Annotated[int | None, typer.Option("--max", help="Replicas at most.")] = None,
+    policy: PolicyOption = None,
+    agreement: AgreementOption = None,
+    max_wait: MaxWaitOption = None,
+    min_load: MinLoadOption = None,
+    max_load: MaxLoadOption = None,
+    worker: Annotated[
+        str | None, typer.Option(metavar="MODULE:APP", help="What its workers run.")
+    ] = None,
+    slots: Annotated[int | None, typer.Option(help="Replicas that a machine has room for.")] = None,
+    warm: Annotated[str | None, typer.Option(help="Machines kept warm, or none: NPP.")] = None,
+    settings: AnyKeyOption = None,
+    to: Annotated[
+        int | None, typer.Option(min=0, help="So many from now on, whatever the law says.")
+    ] = None,
+    auto: Annotated[bool, typer.Option("--auto", help="Let the law decide again.")] = False,
+    recommend_only: RecommendOnlyOption = False,
+    from_settings: Annotated[
+        bool,
+        typer.Option(
+            "--from-settings", help="As [queues.QUEUE] of the settings says, and no more."
+        ),
+    ] = False,
+    config: ConfigOption = None,
+    off: Annotated[
+        bool, typer.Option("--off", help="Drain every replica, then be a plain queue again.")
+    ] = False,
+    url: UrlOption = DEFAULT,
+    json: JsonOption = False,
+) -> None:
+    """Show how a queue scales; with options, change that while the cluster runs.
+
+    The first change makes a plain queue a logical queue with replicas. --to sets a number of
+    replicas by hand until --auto. --off drains all replicas and waits until the queue is a plain
+    one again.
+
+    Example: `tidegate scale orders --min 1 --max 8 --max-wait 5s`
+    """
+    output = Output(json)
+    named = {
+        "min": least,
+        "max": most,
+        "policy": policy,
+        "agreement": agreement,
+        "max_wait": max_wait,
+        "worker": worker,
+        "min_load": min_load,
+        "max_load": max_load,
+        "slots_per_machine": slots,
+        "warm": warm,
+    }
+    changes = {key: value for key, value in named.items() if value is not None}
+    changes |= assignments(settings or [])
+    changes |= _steering(to, auto, recommend_only, off)
+    if off and (changes or from_settings):
+        raise InvalidValue("--off and settings of how it scales: one of them")
+    declared = _declared(queue, config) if from_settings else None
+    if off:
+        ask(url, lambda mq: end_scaling(mq, queue), "read-write")
+        if json:
+            output.json({"queue": queue, "scaling": None})
+        else:
+            output.line(f"queue {queue} is a plain queue again")
+        return
+
+    async def work(mq: Client) -> Topology | None:
+        if changes or declared is not None:
+            await change_scaling(mq, queue, changes, declared)
+        return await topology_of(mq, queue)
+
+    found = ask(url, work, "read-write" if changes or declared is not None else "read-only")
+    show_scaling(output, queue, found)
+
+
+def _steering(to: int | None, auto: bool, recommend_only: bool, off: bool) -> dict[str, Any]:
+    if sum((to is not None, auto, recommend_only, off)) > 1:
+        raise InvalidValue("--to, --auto, --recommend-only and --off: one of them")
+    if to is not None:
+        return {"steering": ControlMode.MANUAL, "replicas_wanted": to}
+    if auto:
+        return {"steering": ControlMode.AUTO, "replicas_wanted": None}
+    return {"steering": ControlMode.RECOMMEND} if recommend_only else {}
+
+
+def _declared(queue: str, config: Path | None) -> Scaling:
+    found = load_settings(config, os.environ).queues.get(queue)
+    if found is None:
+        raise InvalidValue(f"the settings have no section [queues.{queue}]")
+    return found
+
+
+# -- scaling_end --
+# The command `scale --off`: a logical queue becomes a plain one when its replicas are empty.
+
+
+_END_POLL_S = 0.2
+# How long the rollback after Ctrl-C may take.
+_TAKE_BACK_S = 3.0
+
+
+async def end_scaling(mq: Client, queue: str) -> None:
+    """Drain all replicas of a queue, wait until they are gone, and end its scaling.
+
+    Ctrl-C during the wait restores the previous scaling.
+    """
+    topology = await topology_of(mq, queue)
+    if topology is None:
+        return
+    key = queue_key(queue)
+    if topology.replicas:
+        going = with_scaling_keys(
+            topology.scaling,
+            {"min": 0, "steering": ControlMode.MANUAL, "replicas_wanted": 0},
+        )
+        before = topology.scaling
+        await mq.set_scaling(key, going, before=before)
+        print(f"waiting until the replicas of {queue} are empty", file=sys.stderr)
+        try:
+            while topology is not None and topology.replicas:
+                await asyncio.sleep(_END_POLL_S)
+                topology = await topology_of(mq, queue)
+        except asyncio.CancelledError:
+            await _take_back(mq, queue, before, going)
+            raise
+    # Raise `ChangedMeanwhile` if another client changed the scaling while the replicas drained.
+    await mq.set_scaling(key, None, before=None if topology is None else topology.scaling)
+
+
+async def _take_back(mq: Client, queue: str, before: Scaling, going: Scaling) -> None:
+    """Restore the scaling after Ctrl-C; if that fails, print how to continue."""
+    try:
+        async with asyncio.timeout(_TAKE_BACK_S):
+            # Keep a change that another client made meanwhile.
+            with contextlib.suppress(ChangedMeanwhile):
+                await mq.set_scaling(queue_key(queue), before, before=going)
+        print(f"queue {queue} goes on scaling as it did", file=sys.stderr)
+    except (TidegateError, TimeoutError):
+        least = before.replicas.min
+        print(
+            f"the replicas of {queue} go on draining: `tidegate scale {queue} --off` waits again, "
+            f"`tidegate scale {queue} --auto --min {least}` keeps them",
+            file=sys.stderr,
+        )
+
+
+# -- scaling_view --
+# The scaling and the replicas of a queue as tables or JSON.
+
+
+_COLUMNS = [Column("scaling", style="bold"), Column("value"), Column("default", spare=True)]
+_REPLICAS = [
+    Column("replica", style="bold"),
+    Column("state"),
+    Column("share", shown=lambda share: f"{100 * share:.1f} %", right=True),
+    Column("machine", right=True),
+    Column("served by"),
+    Column("store", right=True, spare=True),
+]
+
+
+def show_scaling(output: Output, queue: str, topology: Topology | None) -> None:
+    if output.as_json:
+        document = None if topology is None else format_scaling_keys(topology.scaling)
+        replicas = [] if topology is None else [_replica_json(one) for one in topology.replicas]
+        output.json({"queue": queue, "scaling": document, "replicas": replicas})
+        return
+    if topology is None:
+        output.line(
+            f"queue {queue} does not scale; `tidegate scale {queue} --min 1 --max 8` makes it"
+        )
+        return
+    plain = format_scaling_keys(DEFAULT_SCALING)
+    output.table(
+        _COLUMNS,
+        [
+            [key, _text(value), _text(plain[key])]
+            for key, value in format_scaling_keys(topology.scaling).items()
+        ],
+    )
+    output.table(
+        _REPLICAS,
+        [
+            [
+                f"{topology.queue}#{place.number}",
+                str(place.state),
+                place.share,
+                place.machine_id,
+                place.address,
+                place.store_number,
+            ]
+            for place in topology.replicas
+        ],
+        title="Replicas",
+    )
+
+
+def _replica_json(place: Any) -> dict[str, Any]:
+    return {
+        "number": place.number,
+        "queue_id": place.queue_id,
+        "state": place.state,
+        "share": place.share,
+        "machine_id": place.machine_id,
+        "address": place.address,
+    }
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, dict):
+        return f"{value['min']} to {value['max']}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# -- rescaling --
+# Concurrent-safe changes of how a queue scales.
+
 
 # How often to try a change that collides with changes by other clients.
 _TRIES_MAX = 8
@@ -66,8 +328,8 @@ async def change_scaling(
             said = {"max": changes["min"], **changes}
         name = queue if topology is None else topology.queue
         obeyed, rest = _obeying(before, said, name)
-        _check_wanted(obeyed, rest, name)
-        return changed(obeyed, rest)
+        _check_replicas(obeyed, rest, name)
+        return with_scaling_keys(obeyed, rest)
 
     await _rescale(mq, queue, wanted)
     worker = changes.get("worker") or (None if declared is None else declared.worker)
@@ -75,14 +337,14 @@ async def change_scaling(
         print(f"warning: {doubts}", file=sys.stderr)
 
 
-def _check_wanted(before: Scaling, changes: dict[str, Any], queue: str) -> None:
+def _check_replicas(before: Scaling, changes: dict[str, Any], queue: str) -> None:
     """Raise `InvalidValue` with the bounds and a remedy if --to is outside of them."""
     wanted = changes.get("replicas_wanted")
     if not isinstance(wanted, int):
         return
-    free = msgspec.structs.replace(before, steering=Steering.AUTO, replicas_wanted=None)
+    free = msgspec.structs.replace(before, steering=ControlMode.AUTO, replicas_wanted=None)
     said = {key: value for key, value in changes.items() if key in ("min", "max", "replicas")}
-    bounds = changed(free, said).replicas
+    bounds = with_scaling_keys(free, said).replicas
     if bounds.min <= wanted <= bounds.max:
         return
     told = f"--to {wanted}: must be between min {bounds.min} and max {bounds.max} of queue {queue}"
@@ -115,7 +377,7 @@ def _obeying(
     file = changes.get("agreement")
     if file is None or file == "none":
         return before, changes
-    from tidegate.agreement.scaling_terms import agreement_of_file, with_agreement
+    from tidegate.agreements.document import agreement_of_file, with_agreement
 
     agreement, text = agreement_of_file(Path(file).expanduser(), queue)
     is_bounded = (
@@ -131,7 +393,7 @@ def _obeying(
     rest = {key: value for key, value in changes.items() if key != "agreement"}
     agreed = with_agreement(before, agreement, text)
     if changes.get("policy", before.policy) == ScalingPolicy.AGREEMENT:
-        offer, text = _offered(agreement, text, changed(agreed, rest))
+        offer, text = _offered(agreement, text, with_scaling_keys(agreed, rest))
         agreed = with_agreement(before, offer, text)
     return agreed, rest
 
@@ -141,14 +403,17 @@ def _offered(agreement: Agreement, text: str, scaling: Scaling) -> tuple[Agreeme
 
     Raise `InvalidValue` if the replicas do not suffice and the agreement must not be reduced.
     """
-    from tidegate.control.agreement_figures import Asked, figures
-    from tidegate.control.agreement_plan import plan
-    from tidegate.control.reduced_agreement import reduced_agreement
+    from tidegate.control.planning import (
+        PlanningRequest,
+        plan_capacity,
+        planning_inputs,
+        reduced_agreement,
+    )
 
     most = scaling.replicas.max
     bounded = replace(agreement, resources=replace(agreement.resources, replicas_max=most))
-    asked = Asked(capacity_per_s=scaling.capacity_per_s)
-    found = plan(bounded, figures(bounded, asked, None), asked)
+    asked = PlanningRequest(capacity_per_s=scaling.capacity_per_s)
+    found = plan_capacity(bounded, planning_inputs(bounded, asked, None), asked)
     if not found.missing:
         return agreement, text
     if found.offer is None:
@@ -159,3 +424,204 @@ def _offered(agreement: Agreement, text: str, scaling: Scaling) -> tuple[Agreeme
     offer, text = reduced_agreement(agreement, found, "replica")
     print(f"{agreement.name}: reduced: {offer.resources.reduced}", file=sys.stderr)
     return offer, text
+
+
+# -- steering --
+# The commands `move` and `prefetch`: changes by an administrator at run time.
+
+
+def register_steering(app: typer.Typer) -> None:
+    app.command("move")(move)
+    app.command("prefetch")(prefetch)
+
+
+def move(
+    queue: QueueArgument,
+    member: Annotated[str, typer.Argument(metavar="NODE", help="Its id, name or address.")],
+    url: UrlOption = DEFAULT,
+    json: JsonOption = False,
+) -> None:
+    """Move a queue to another node, given by id, name or address (see `tidegate members`).
+
+    Example: `tidegate move orders 2`
+    """
+    output = Output(json)
+
+    async def give(mq: Client) -> Member:
+        heir = _member_called(member, await mq.members())
+        await mq.set_owner(queue_key(queue), heir.member_id)
+        return heir
+
+    heir = ask(url, give, "admin")
+    if json:
+        output.json({"queue": queue, "member_id": heir.member_id, "address": heir.address})
+    else:
+        output.line(f"queue {queue} is served by {heir.name} ({heir.address})")
+
+
+def _member_called(text: str, members: list[Member]) -> Member:
+    living = [member for member in members if member.alive]
+    for found in living:
+        if text in (str(found.member_id), found.name, found.address):
+            return found
+    known = ", ".join(f"{one.member_id} ({one.name})" for one in living)
+    raise NotFound(f"no living node is called {text}; there are {known}")
+
+
+def prefetch(
+    queue: QueueArgument,
+    messages: Annotated[int, typer.Argument(min=1, help="Unacknowledged messages allowed.")],
+    client: Annotated[
+        str | None, typer.Option(help="Only consumers of this client, by name or id.")
+    ] = None,
+    consumer: Annotated[
+        int | None, typer.Option(help="Only the consumer of this number of its connection.")
+    ] = None,
+    url: UrlOption = DEFAULT,
+    json: JsonOption = False,
+) -> None:
+    """Set the number of unacknowledged messages that the consumers of a queue may hold.
+
+    Example: `tidegate prefetch orders 100 --client worker-1`
+    """
+    output = Output(json)
+
+    async def change(mq: Client) -> list[ConsumerStats]:
+        key = queue_key(queue)
+        queue_id = await mq.queue_id(key)
+        cluster = await mq.stats(key)
+        chosen = [
+            one
+            for node in cluster.nodes
+            for numbers in node.queues
+            if numbers.queue_id == queue_id
+            for one in numbers.consumers
+            if (client is None or client in (one.client_name, str(one.client_id)))
+            and (consumer is None or consumer == one.consumer)
+        ]
+        for one in chosen:
+            await mq.set_consumer_prefetch(queue_id, one.client_id, one.consumer, messages)
+        return chosen
+
+    changed = ask(url, change, "admin")
+    if not changed:
+        raise NotFound(f"queue {queue} has no such consumer; `tidegate status` lists them")
+    if json:
+        output.json(
+            [
+                {
+                    "client_id": one.client_id,
+                    "client": one.client_name,
+                    "consumer": one.consumer,
+                    "before": one.prefetch,
+                    "prefetch": messages,
+                }
+                for one in changed
+            ]
+        )
+    for one in changed if not json else []:
+        output.line(
+            f"{one.client_name}, consumer {one.consumer}: prefetch {one.prefetch} -> {messages}"
+        )
+
+
+# -- worker_doubts --
+# A check whether a queue's workers can import their application, as far as this host can tell.
+#
+# Workers run on other machines, in an unknown working folder. A missing module here may exist
+# there,
+# so the check returns a warning and no error. It imports nothing, because an import runs user code.
+
+
+def worker_doubts(target: str, queue: str) -> str | None:
+    """Return a warning if `module:app` is not found here; None if it is."""
+    module = target.partition(":")[0]
+    if _is_found(module):
+        return None
+    return (
+        f"no module {module!r} here: looked in {Path.cwd()} and where Python finds packages. "
+        f"Workers of {queue} start only where it can be imported: run the nodes and machines in "
+        f"its folder, or install it for them. `tidegate worker {target}` tries it; `tidegate scale "
+        f"{queue} --worker MODULE:APP` names another, `--worker none` none"
+    )
+
+
+def _is_found(module: str) -> bool:
+    head, *rest = module.split(".")
+    before = list(sys.path)
+    # Workers search the working folder, too.
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        spec = importlib.util.find_spec(head)
+    except ValueError:
+        # The module is already loaded and has no __spec__.
+        return True
+    finally:
+        sys.path[:] = before
+    for part in rest:
+        if spec is None:
+            return False
+        # Search in the package's folder, without running its __init__.
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations or [])
+    return spec is not None
+
+
+# -- queue_setting --
+# The command `queue set`: change the policy and the scaling of a queue while the cluster runs.
+
+
+@flatten_options()
+def set_queue(
+    queue: QueueArgument,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE…]", help="Of its policy, or of how it scales."),
+    ] = None,
+    policy: Annotated[
+        ScalingPolicy | None, typer.Option(help="Which law says how many replicas there are.")
+    ] = None,
+    agreement: AgreementOption = None,
+    goal: GoalOptions = NO_GOAL,
+    url: UrlOption = DEFAULT,
+    json: JsonOption = False,
+) -> None:
+    """Change the policy, the scaling or the prefetch goal of a queue while the cluster runs.
+
+    Example: `tidegate queue set orders lease=30s max=8`
+    """
+    output = Output(json)
+    found = assignments(settings or [])
+    if policy is not None:
+        found["policy"] = policy.value
+    if agreement is not None:
+        found["agreement"] = agreement
+    if not found and not goal.are_given:
+        raise InvalidValue("set what? write KEY=VALUE, or a goal such as --prefetch-rate 400/s")
+    for_policy = {key for key in found if key in policy_keys()}
+    changes = {key: text for key, text in found.items() if key not in for_policy}
+    known = {*KEYS, *KEYS.values(), "min", "max"}
+    if unknown := [key for key in changes if key not in known]:
+        raise InvalidValue(
+            f"{unknown[0]}: there is no such "
+            f"key{suggestion_for(unknown[0], [*known, *policy_keys()])}"
+        )
+    promises = parse_policy([f"{key}={found[key]}" for key in for_policy])
+
+    async def work(mq: Client) -> None:
+        # Check the goal first, because two requests cannot be one transaction.
+        if goal.are_given:
+            info = await mq.queue(queue_key(queue))
+            goal.changed(info.policy.prefetch, info.name)
+        if changes:
+            await change_scaling(mq, queue, changes)
+        if promises or goal.are_given:
+            promised = await change_policy(mq, queue, promises, goal)
+            if goal.are_given:
+                found["prefetch"] = goal_told(promised.prefetch)
+
+    ask(url, work, "read-write")
+    if json:
+        output.json({"queue": queue, "set": found})
+    else:
+        told = ", ".join(f"{key} = {text}" for key, text in found.items())
+        output.line(f"queue {queue}: {told}")

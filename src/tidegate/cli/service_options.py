@@ -5,30 +5,38 @@ agreement → application → policy → code        the first problem is report
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import select
+import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
-from tidegate.cli.application_check import check_application
 from tidegate.cli.application_probe import DEFAULT_NAME
-from tidegate.cli.asking import duration_option, size_option, some_duration_s
-from tidegate.cli.source_files import revision_of
-from tidegate.cli.store_wiring import ask_store
+from tidegate.cli.options import duration_option, size_option, some_duration_s
+from tidegate.cli.wiring import ask_store
+from tidegate.cli.worker import revision_of
 from tidegate.core.errors import InvalidValue
-from tidegate.core.hosting import Engine, ServiceSpec
+from tidegate.core.services import Engine, ServiceSpec
+from tidegate.core.text import escape_control_characters
+from tidegate.fleet.process import without_stores
 
 if TYPE_CHECKING:
-    from tidegate.agreement.document import Agreement
-    from tidegate.cli.settings.settings import Settings
-    from tidegate.control.room import Room
-    from tidegate.storage.postgres import PostgresStore
-    from tidegate.telemetry.knowledge import Knowledge
+    from tidegate.agreements.document import Agreement
+    from tidegate.cli.settings import Settings
+    from tidegate.control.planning import AvailableSlots
+    from tidegate.storage.postgres.store import PostgresStore
+    from tidegate.telemetry.models import ModelRegistry
+
 
 # The name is part of command lines, cookies and HAProxy's configuration.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -126,11 +134,11 @@ class ServiceOptions:
     env: EnvironmentOption = None
 
 
-AS_USUAL = ServiceOptions()
+DEFAULT_SERVICE_OPTIONS = ServiceOptions()
 
 
 @dataclass(frozen=True)
-class Asked:
+class ServiceRequest:
     """A checked request to deploy; `code` is not yet part of `spec`."""
 
     spec: ServiceSpec
@@ -139,7 +147,7 @@ class Asked:
     code: bytes | None
 
 
-def asked_for(target: str, agreement_file: Path, options: ServiceOptions) -> Asked:
+def checked_request(target: str, agreement_file: Path, options: ServiceOptions) -> ServiceRequest:
     """Check all options, and return the request to deploy; raise an error with a remedy."""
     text, agreement = _http_agreement(agreement_file)
     _check_balancing(options.engine, options.balancing)
@@ -161,9 +169,9 @@ def asked_for(target: str, agreement_file: Path, options: ServiceOptions) -> Ask
         revision = revision_of(folder)
         check_application(target, folder, environment)
     else:
-        from tidegate.fleet.package import packed
+        from tidegate.fleet.packages import pack_code
 
-        code = packed(ship)
+        code = pack_code(ship)
         is_folder = ship.is_dir()
         check_application(
             target,
@@ -189,48 +197,50 @@ def asked_for(target: str, agreement_file: Path, options: ServiceOptions) -> Ask
         folder=None if folder is None else str(folder),
         revision=revision,
     )
-    return Asked(spec, agreement, code)
+    return ServiceRequest(spec, agreement, code)
 
 
-def offer_of(asked: Asked, settings: Settings, running: Sequence[str] = ()) -> Asked:
+def offer_of(
+    asked: ServiceRequest, settings: Settings, running: Sequence[str] = ()
+) -> ServiceRequest:
     """Return the request with what the resources allow: unchanged, or reduced with a warning.
 
     Raise `LimitReached` if the agreement must not be reduced. If a store runs (`running`), its
     machines and services determine the resources, else the settings do.
     """
-    from tidegate.control.hosting_offer import offered
-    from tidegate.telemetry.knowledge import Knowledge
+    from tidegate.control.planning import make_offer
+    from tidegate.telemetry.models import ModelRegistry
 
-    knowledge = Knowledge(settings.knowledge_folder, _warn)
-    room = _room(asked.spec, settings, running, knowledge)
-    agreement, spec = offered(asked.agreement, asked.spec, room, knowledge)
+    knowledge = ModelRegistry(settings.knowledge_folder, _warn)
+    room = _available_slots(asked.spec, settings, running, knowledge)
+    agreement, spec = make_offer(asked.agreement, asked.spec, room, knowledge)
     if reduced := agreement.resources.reduced:
         _warn(f"{spec.name}: reduced: {reduced}")
     return replace(asked, agreement=agreement, spec=spec)
 
 
-def _room(
-    spec: ServiceSpec, settings: Settings, running: Sequence[str], knowledge: Knowledge
-) -> Room | None:
+def _available_slots(
+    spec: ServiceSpec, settings: Settings, running: Sequence[str], knowledge: ModelRegistry
+) -> AvailableSlots | None:
     """Return the slots available to a service; None if they are unknown."""
-    from tidegate.cli.fleet_wiring import options_of
-    from tidegate.control.slot_claims import claims, room_for
+    from tidegate.cli.wiring import options_of
+    from tidegate.control.provisioning import available_slots, slot_claims
 
     here = None if settings.fleet.provider == "none" else options_of(settings).machines_most
     if not running:
-        return None if here is None else room_for(spec, (), here)
+        return None if here is None else available_slots(spec, (), here)
 
-    async def look(store: PostgresStore) -> Room | None:
+    async def look(store: PostgresStore) -> AvailableSlots | None:
         # The limit stored by the leader takes precedence, because the settings here may differ from
         # its own.
         most = await store.machines_bound()
         if most is None and here is None:
             return None
-        everybody = claims(
+        everybody = slot_claims(
             await store.services(), await store.instances(), await store.topologies(), knowledge
         )
         bound = (here or 0) if most is None else most
-        return room_for(spec, await store.machines(), bound, everybody)
+        return available_slots(spec, await store.machines(), bound, everybody)
 
     return ask_store(running, look)
 
@@ -241,23 +251,24 @@ def _warn(text: str) -> None:
 
 def _http_agreement(file: Path) -> tuple[str, Agreement]:
     """Return the text and the parsed agreement of an HTTP service."""
-    from tidegate.agreement.complaints import Complaint
-    from tidegate.agreement.document import AgreementInvalid, parse_agreement, text_of
-    from tidegate.agreement.lines import lines_of_keys
+    from tidegate.agreements.document import AgreementInvalid, parse_agreement, read_text
+    from tidegate.agreements.problems import DocumentProblem, lines_of_keys
 
-    text = text_of(file, "TOML")
+    text = read_text(file, "TOML")
     agreement = parse_agreement(text, str(file))
     lines = lines_of_keys(text)
     if agreement.http is None:
         queue = "it governs a queue, and an HTTP application is to be hosted"
-        complaint = Complaint(
+        complaint = DocumentProblem(
             *(str(file), lines.get(("queue",)), "queue", queue, repr(agreement.queue)),
             instead=f'http = "{agreement.name}"',
         )
         raise AgreementInvalid([complaint])
     if not _NAME.fullmatch(agreement.http):
         name = "is what commands and cookies call it: letters, digits, . _ - only, 64 at most"
-        complaint = Complaint(str(file), lines.get(("http",)), "http", name, repr(agreement.http))
+        complaint = DocumentProblem(
+            str(file), lines.get(("http",)), "http", name, repr(agreement.http)
+        )
         raise AgreementInvalid([complaint])
     return text, agreement
 
@@ -266,20 +277,20 @@ def _check_balancing(engine: Engine, balancing: str) -> None:
     from random import Random
 
     if engine is Engine.HAPROXY:
-        from tidegate.adapters.haproxy.balance import balance_of
+        from tidegate.doors.haproxy.configuration import balance_of
 
         balance_of(balancing)
         return
-    from tidegate.cli.own_policy import policy_said
+    from tidegate.cli.door import parse_balancing_policy
 
     # Create the policy once as each door does, so that its errors are reported before anything
     # starts.
-    policy_said(balancing, Random(0))
+    parse_balancing_policy(balancing, Random(0))
 
 
 def _check_deadline(engine: Engine, deadline_s: float | None) -> None:
     if engine is Engine.HAPROXY:
-        from tidegate.adapters.haproxy.configuration import check_deadline
+        from tidegate.doors.haproxy.configuration import check_deadline
 
         check_deadline(deadline_s)
 
@@ -299,3 +310,74 @@ def environment_of(said: Sequence[str], here: os._Environ[str] | dict[str, str])
             raise InvalidValue(f"--env {name}: a value cannot hold a NUL")
         found[name] = value
     return found
+
+
+# -- application_check --
+# A check that an application can be hosted, before anything starts.
+
+
+# Some applications load models at import.
+IMPORT_S_MAX = 60.0
+_ANSWER_BYTES_MAX = 1 << 16
+
+
+def check_application(
+    target: str, folder: Path, environment: Mapping[str, str], *, code: Path | None = None
+) -> None:
+    """Raise `InvalidValue` if the target does not import, or is not an ASGI application.
+
+    `code` is a wheel or a folder that comes before `folder` on the import path.
+    """
+    heard, told = os.pipe()
+    # As for an instance, the folder comes after the standard library on the import path (-P).
+    # Otherwise a file named like a standard module would replace that module in this check only.
+    command = [sys.executable, "-P", "-m", "tidegate.cli.application_probe", target, str(told)]
+    if code is not None:
+        command.append(str(code))
+    try:
+        probe = subprocess.Popen(
+            command,
+            env=without_stores(os.environ) | dict(environment),
+            cwd=folder,
+            pass_fds=(told,),
+            stdin=subprocess.DEVNULL,
+            # Output of the application is not shown; its errors are.
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as failure:
+        os.close(heard)
+        raise InvalidValue(f"{target} cannot be tried in {folder}: {failure}") from None
+    finally:
+        os.close(told)
+    try:
+        answer = _heard(heard)
+    finally:
+        os.close(heard)
+        # Kill all processes of the probe's group, because an import may start processes.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(probe.pid, signal.SIGKILL)
+        code_at_end = probe.wait()
+    if answer is None:
+        raise InvalidValue(f"{target!r} is not imported after {IMPORT_S_MAX:g} s")
+    if not answer:
+        raise InvalidValue(
+            f"importing {target!r} ended the process (exit code {code_at_end}) before it was done"
+        )
+    if wrong := msgspec.json.decode(answer)["wrong"]:
+        raise InvalidValue(escape_control_characters(wrong))
+
+
+def _heard(descriptor: int) -> bytes | None:
+    """Return the answer of the probe; None after IMPORT_S_MAX."""
+    parts: list[bytes] = []
+    deadline = time.monotonic() + IMPORT_S_MAX
+    while True:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not select.select([descriptor], [], [], left_s)[0]:
+            return None
+        part = os.read(descriptor, _ANSWER_BYTES_MAX)
+        parts.append(part)
+        # A forked process may hold the pipe open, so the end of the line ends the answer.
+        if not part or part.endswith(b"\n"):
+            return b"".join(parts)

@@ -1,27 +1,103 @@
-"""Reads the settings from a file and from the environment.
+"""The settings: one TOML file, overridden by environment variables.
 
-The reader reports all problems at once. Each problem names the source, the key, the value and the
-allowed values.
+    [node]                       TIDEGATE_NODE__PORT=7412
+    port = 7411                  TIDEGATE_STORE__URLS=postgresql://a/x,postgresql://b/x
+    lease = "3s"
+
+    [queues.orders]              TIDEGATE_QUEUES__ORDERS__MAX_LOAD=200
+    max_load = 100
+
+Each section is a Struct in a module of its name. Each field is a key, and its annotation says which
+values are allowed. The other modules derive everything from these Structs:
+
+    settings        all sections together
+    field           the unit and the allowed values of a key
+    queue_sections  [queues.NAME]
+    reader          reads file and environment, and reports problems
+    document        the settings as TOML-like sections and keys
 """
 
 from __future__ import annotations
 
+import json as standard_json
+import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
+import typer
 
-from tidegate.cli.settings.alerts import alerts_complaints
-from tidegate.cli.settings.fleet import fleet_complaints
-from tidegate.cli.settings.queue_sections import QueueSections
-from tidegate.cli.settings.settings import QUEUES, SECTIONS, Settings
-from tidegate.cli.settings.spark import properties, property_text
-from tidegate.cli.settings.store import store_complaints
-from tidegate.cli.settings.tls import tls_complaints
-from tidegate.core.complaint import meant, shown
+from tidegate.agreements.document import agreement_of_file, with_agreement
+from tidegate.broker.handlers import check_queue_name
+from tidegate.cli.options import ConfigOption
+from tidegate.cli.output import JsonOption, Output
+from tidegate.cli.settings_sections import (
+    AlertSettings,
+    ConsoleSettings,
+    Field,
+    FleetSettings,
+    LogSettings,
+    MetricsSettings,
+    NodeSettings,
+    PipelineSettings,
+    SparkSettings,
+    StoreSettings,
+    TelemetrySettings,
+    TlsSettings,
+    alerts_problems,
+    fields_of,
+    fleet_problems,
+    properties,
+    property_shown,
+    property_text,
+    store_problems,
+    tls_problems,
+)
 from tidegate.core.errors import InvalidValue, TidegateError
+from tidegate.core.prefetch import PrefetchGoal, parse_goal
+from tidegate.core.prefetch import format_goal_keys as goal_written
+from tidegate.core.runtime import NodeLimits
+from tidegate.core.text import DURATION_IS, redacted_value, suggestion_for
+from tidegate.core.topology import (
+    DEFAULT_SCALING,
+    KEYS,
+    Provisioning,
+    Scaling,
+    format_scaling_keys,
+    with_scaling_keys,
+)
+
+# -- document --
+# The settings as sections and keys.
+
+
+def as_document(settings: Settings) -> dict[str, dict[str, Any]]:
+    """Return sections and keys as written in a file, without secrets; None means not set."""
+    document: dict[str, dict[str, Any]] = {}
+    for section, fields in SECTIONS.items():
+        chosen = getattr(settings, section)
+        attributes = {field.encode_name: field.name for field in msgspec.structs.fields(chosen)}
+        document[section] = {
+            key: field.written(getattr(chosen, attributes[key])) for key, field in fields.items()
+        }
+    for key, value in settings.spark.properties.items():
+        document["spark"][key] = property_shown(key, value)
+    for name, scaling in settings.queues.items():
+        document[f"{QUEUES}.{name}"] = format_scaling_keys(scaling)
+    for name, goal in settings.prefetch_goals.items():
+        document.setdefault(f"{QUEUES}.{name}", {})["prefetch"] = goal_written(goal)
+    return document
+
+
+# -- reader --
+# Reads the settings from a file and from the environment.
+#
+# The reader reports all problems at once. Each problem names the source, the key, the value and the
+# allowed values.
+
 
 ENVIRONMENT_PREFIX = "TIDEGATE_"
 DEFAULT_FILE = Path("tidegate.toml")
@@ -76,7 +152,8 @@ class _Reader:
                 self._queues.take_tables(str(file), keys)
             elif section in SECTIONS and not isinstance(keys, dict):
                 self._complaints.append(
-                    f"{file}: {section} = {shown(keys)}: must be a section, written [{section}]"
+                    f"{file}: {section} = {redacted_value(keys)}: must be a section, written "
+                    f"[{section}]"
                 )
             elif self._knows_section(str(file), section):
                 for key, value in keys.items():
@@ -106,10 +183,10 @@ class _Reader:
 
     def settings(self) -> Settings:
         self._complaints += [
-            *store_complaints(self._values["store"]),
-            *tls_complaints(self._values["tls"]),
-            *fleet_complaints(self._values["fleet"], self._written["fleet"]),
-            *alerts_complaints(self._values["alerts"]),
+            *store_problems(self._values["store"]),
+            *tls_problems(self._values["tls"]),
+            *fleet_problems(self._values["fleet"], self._written["fleet"]),
+            *alerts_problems(self._values["alerts"]),
         ]
         chosen = msgspec.convert(self._values, Settings)
         goals = self._queues.prefetch_goals()
@@ -122,7 +199,8 @@ class _Reader:
         if section in SECTIONS:
             return True
         self._complaints.append(
-            f"{source}: {section}: there is no such section{meant(section, [*SECTIONS, QUEUES])}"
+            f"{source}: {section}: there is no such "
+            f"section{suggestion_for(section, [*SECTIONS, QUEUES])}"
         )
         return False
 
@@ -136,14 +214,14 @@ class _Reader:
         fields = SECTIONS[section]
         if key not in fields:
             self._complaints.append(
-                f"{source}: {section}.{key}: there is no such key{meant(key, fields)}"
+                f"{source}: {section}.{key}: there is no such key{suggestion_for(key, fields)}"
             )
             return
         try:
             converted = fields[key].from_text(value) if is_text else fields[key].convert(value)
         except (InvalidValue, msgspec.ValidationError) as wrong:
             why = fields[key].why(wrong)
-            self._complaints.append(f"{source}: {section}.{key} = {shown(value)}: {why}")
+            self._complaints.append(f"{source}: {section}.{key} = {redacted_value(value)}: {why}")
             return
         self._values[section][key] = converted
 
@@ -167,6 +245,235 @@ class _Reader:
                 self._values["spark"].setdefault("properties", {})[name] = text
             else:
                 self._complaints.append(
-                    f"{source}: spark.{name} = {shown(one)}: must be a text, a number, "
+                    f"{source}: spark.{name} = {redacted_value(one)}: must be a text, a number, "
                     "true or false"
                 )
+
+
+# -- settings --
+# All sections of the settings.
+
+
+# The table [queues] has one section for each queue.
+QUEUES = "queues"
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The settings of all sections."""
+
+    store: StoreSettings = StoreSettings()
+    node: NodeSettings = NodeSettings()
+    tls: TlsSettings = TlsSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    console: ConsoleSettings = ConsoleSettings()
+    spark: SparkSettings = SparkSettings()
+    pipeline: PipelineSettings = PipelineSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+    log: LogSettings = LogSettings()
+    fleet: FleetSettings = FleetSettings()
+    alerts: AlertSettings = AlertSettings()
+    # By queue name, from the sections [queues.NAME]. A section with only `prefetch` is not in here.
+    queues: dict[str, Scaling] = {}
+    # By queue name, from the same sections: the goals of automatic prefetch.
+    prefetch_goals: dict[str, PrefetchGoal] = {}
+
+    @property
+    def knowledge_folder(self) -> Path:
+        """The folder of learned models."""
+        if self.pipeline.knowledge is not None:
+            return Path(self.pipeline.knowledge).expanduser()
+        return self.store.data_folder / "knowledge"
+
+    @property
+    def lake(self) -> str:
+        """The location of recorded telemetry."""
+        return self.telemetry.lake or str(self.store.data_folder / "lake")
+
+    def with_data(self, folder: Path | None) -> Settings:
+        """Return the settings with another data folder, for `up --data`; None changes nothing."""
+        if folder is None:
+            return self
+        store = msgspec.structs.replace(self.store, data=str(folder))
+        return msgspec.structs.replace(self, store=store)
+
+
+SECTIONS: dict[str, dict[str, Field]] = {
+    "store": fields_of(StoreSettings),
+    "node": fields_of(NodeSettings),
+    "tls": fields_of(TlsSettings),
+    "metrics": fields_of(MetricsSettings),
+    "console": fields_of(ConsoleSettings),
+    # Properties have arbitrary names, which Spark defines.
+    "spark": {k: f for k, f in fields_of(SparkSettings).items() if k != "properties"},
+    "pipeline": fields_of(PipelineSettings),
+    "telemetry": fields_of(TelemetrySettings),
+    "log": fields_of(LogSettings),
+    "fleet": fields_of(FleetSettings),
+    "alerts": fields_of(AlertSettings),
+}
+
+
+# -- configuration --
+# The command `tidegate config`.
+
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("config")(config)
+
+
+def config(config: ConfigOption = None, json: JsonOption = False) -> None:
+    """Show the settings in effect as TOML, without secrets.
+
+    They come from the defaults, the settings file and the environment, in that order.
+
+    Example: `TIDEGATE_NODE__PORT=7500 tidegate config`
+    """
+    output = Output(json)
+    document = as_document(load_settings(config, os.environ))
+    if json:
+        output.json(document)
+        return
+    for number, (section, keys) in enumerate(document.items()):
+        if number:
+            output.line("")
+        output.line(f"[{_title(section)}]", style="bold")
+        for key, value in keys.items():
+            if value is None:
+                output.line(f"# {key} is not set", style="dim")
+            else:
+                # Spark's properties have dots in their names.
+                output.line(f"{_toml(key) if '.' in key else key} = {_toml(value)}")
+
+
+def _title(section: str) -> str:
+    """Return the title of a section, with the queue name quoted where TOML needs it."""
+    head, dot, name = section.partition(".")
+    return f"{head}.{_toml(name)}" if dot and not _BARE.fullmatch(name) else section
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(one)}" for key, one in value.items()) + " }"
+    # JSON texts, numbers and lists of texts are valid TOML, too.
+    return standard_json.dumps(value, ensure_ascii=False)
+
+
+# -- queue_sections --
+# The sections [queues.NAME]: the scaling settings and the prefetch goal of each queue.
+
+
+class QueueSections:
+    """The values of all queue sections; it appends problems to the reader's list."""
+
+    def __init__(self, complaints: list[str]) -> None:
+        self._complaints = complaints
+        self._sections: dict[str, dict[str, Any]] = {}
+
+    def take_tables(self, source: str, tables: Any) -> None:
+        """Take the sections of a file, such as [queues.orders] or [queues."orders.eu"]."""
+        if not isinstance(tables, dict):
+            self._complaints.append(
+                f"{source}: {QUEUES} = {redacted_value(tables)}: must be sections, written "
+                f"[{QUEUES}.NAME]"
+            )
+            return
+        for name, keys in tables.items():
+            if isinstance(keys, dict):
+                if isinstance(keys.get("agreement"), str):
+                    keys = {**keys, "agreement": str(Path(source).parent / keys["agreement"])}
+                self._sections.setdefault(name, {}).update(keys)
+            else:
+                self._complaints.append(
+                    f"{source}: {QUEUES}.{name} = {redacted_value(keys)}: must be a section, "
+                    f"written "
+                    f"[{QUEUES}.{name}]"
+                )
+
+    def take_text(self, name: str, key: str, text: str) -> None:
+        """Take one key from the environment, where every value is text."""
+        keys = self._sections.setdefault(self._called(name), {})
+        if key in ("min", "max") and isinstance(keys.get("replicas"), dict):
+            keys["replicas"] = {**keys["replicas"], key: _number_or(text)}
+        else:
+            keys[key] = text
+
+    def _called(self, name: str) -> str:
+        """Return the queue that a name from the environment means; queues of the file first.
+
+        Environment variables are usually in capitals, so case is ignored.
+        """
+        if name in self._sections:
+            return name
+        lowered = name.lower()
+        return next((known for known in self._sections if known.lower() == lowered), lowered)
+
+    def prefetch_goals(self) -> dict[str, PrefetchGoal]:
+        """Return the prefetch goals of the sections, by queue name."""
+        goals = {
+            name: self._goal(name, keys["prefetch"])
+            for name, keys in self._sections.items()
+            if "prefetch" in keys
+        }
+        return {name: goal for name, goal in goals.items() if goal is not None}
+
+    def _goal(self, name: str, wanted: Any) -> PrefetchGoal | None:
+        try:
+            check_queue_name(name, NodeLimits())
+            return parse_goal(wanted)
+        except TidegateError as wrong:
+            self._complain(name, wrong)
+            return None
+
+    def scalings(self, fleet: FleetSettings) -> dict[str, Scaling]:
+        """Return the scaling settings by queue name, without sections that only set `prefetch`."""
+        return {
+            name: self._scaling(
+                name, {key: value for key, value in keys.items() if key != "prefetch"}, fleet
+            )
+            for name, keys in self._sections.items()
+            if set(keys) != {"prefetch"}
+        }
+
+    def _scaling(self, name: str, keys: dict[str, Any], fleet: FleetSettings) -> Scaling:
+        """Return a section's scaling settings; [fleet] gives the defaults for machines."""
+        of_fleet = msgspec.structs.replace(
+            DEFAULT_SCALING,
+            slots_per_machine=fleet.slots,
+            warm=fleet.warm,
+            provisioning=Provisioning(fleet.provisioning),
+        )
+        try:
+            check_queue_name(name, NodeLimits())
+            _check_durations(keys)
+            if isinstance(keys.get("agreement"), str):
+                of_fleet = _with_agreement(name, keys, of_fleet)
+                keys = {key: value for key, value in keys.items() if key != "agreement"}
+            return with_scaling_keys(of_fleet, keys)
+        except TidegateError as wrong:
+            self._complain(name, wrong)
+            return of_fleet
+
+    def _complain(self, name: str, wrong: TidegateError) -> None:
+        self._complaints.append(f"{QUEUES}.{name or redacted_value(name)}: {wrong}")
+
+
+def _check_durations(keys: dict[str, Any]) -> None:
+    """Raise `InvalidValue` for a duration without a unit, unless its key has one: `max_wait_s`."""
+    for key, value in keys.items():
+        named = key.replace("-", "_")
+        has_unit = KEYS.get(named, named) == named
+        if not has_unit and isinstance(value, int | float):
+            raise InvalidValue(f"{key} = {redacted_value(value)}: must be {DURATION_IS}")
+
+
+def _with_agreement(name: str, keys: dict[str, Any], before: Scaling) -> Scaling:
+    """Return the scaling settings with the agreement from the file that `agreement` names."""
+    agreement, text = agreement_of_file(Path(keys["agreement"]).expanduser(), name)
+    return with_agreement(before, agreement, text)
+
+
+def _number_or(text: str) -> int | str:
+    return int(text) if text.isdigit() else text

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidegate.cli.exit_codes import NotWritten
-from tidegate.cli.measuring import say, with_the_lab
-from tidegate.cli.output import Cell, Column, JsonOption, Output
+from tidegate.cli.command_line import NotWritten
+from tidegate.cli.output import Cell, Column, JsonOption, Output, print_progress, requiring_lab
 from tidegate.core.errors import InvalidValue
-from tidegate.core.scaling import ScalingPolicy
+from tidegate.core.topology import ScalingPolicy
 
 if TYPE_CHECKING:
-    from tidegate.simulation.outcome import Outcome
-    from tidegate.simulation.scenarios import Scenario
+    from tidegate.simulation.run import SimulationResult
+    from tidegate.simulation.traces import SimulationScenario
 
 # Shorter runs print no progress.
 _PROGRESS_AFTER_S = 2.0
@@ -59,18 +58,20 @@ def simulate(
 
     Example: `tidegate simulate day.csv --policy all --set max=8`
     """
-    from tidegate.simulation import scenarios
+    from tidegate.simulation import traces
 
     output = Output(json)
     if scenario is None:
-        _list(scenarios.names(), output)
+        _list(traces.scenario_names(), output)
         return
-    chosen = scenarios.load(scenario, seed)
+    chosen = traces.load_scenario(scenario, seed)
     pairs = _pairs(settings or [])
     # Check all settings before the first run.
-    all_of_them = [scenarios.changed(one, pairs) for one in _with_policies(chosen, policy)]
+    all_of_them = [
+        traces.with_scaling_settings(one, pairs) for one in _with_policies(chosen, policy)
+    ]
     if not chosen.clients and ScalingPolicy.CLIENTS in (one.scaling.policy for one in all_of_them):
-        say(
+        print_progress(
             f"note: {chosen.name} says what arrives and has no clients that come and go, so policy "
             "clients has nothing to count and changes no replicas; the scenario clients has some"
         )
@@ -103,8 +104,8 @@ def _pairs(written: list[str]) -> dict[str, str]:
     return pairs
 
 
-def _with_policies(scenario: Scenario, written: str | None) -> list[Scenario]:
-    from tidegate.simulation.scenarios import with_policy
+def _with_policies(scenario: SimulationScenario, written: str | None) -> list[SimulationScenario]:
+    from tidegate.simulation.traces import with_policy
 
     if written is None:
         return [scenario]
@@ -119,7 +120,7 @@ def _with_policies(scenario: Scenario, written: str | None) -> list[Scenario]:
     return [with_policy(scenario, name) for name in names]
 
 
-def _run(scenario: Scenario, seed: int) -> Outcome:
+def _run(scenario: SimulationScenario, seed: int) -> SimulationResult:
     import time
 
     from tidegate.simulation.run import simulate as run
@@ -128,12 +129,12 @@ def _run(scenario: Scenario, seed: int) -> Outcome:
 
     def progress(done: float) -> None:
         if time.monotonic() - began > _PROGRESS_AFTER_S:
-            say(f"{scenario.name}, {scenario.scaling.policy}: {100 * done:.0f} %")
+            print_progress(f"{scenario.name}, {scenario.scaling.policy}: {100 * done:.0f} %")
 
     return run(scenario, seed, progress=progress)
 
 
-def _write(scenario: Scenario, outcomes: list[Outcome], out: Path) -> None:
+def _write(scenario: SimulationScenario, outcomes: list[SimulationResult], out: Path) -> None:
     import msgspec
 
     try:
@@ -142,14 +143,14 @@ def _write(scenario: Scenario, outcomes: list[Outcome], out: Path) -> None:
         raise NotWritten(f"{out}: cannot be made a folder: {error.strerror}") from None
     plain: list[Any] = [one.as_json() for one in outcomes]
     (out / "simulation.json").write_bytes(msgspec.json.encode(plain) + b"\n")
-    with with_the_lab():
-        from tidegate.lab.elastic.figures import draw_outcomes
+    with requiring_lab():
+        from tidegate.simulation.figures import draw_outcomes
 
         for kind in ("png", "svg"):
             draw_outcomes(outcomes, out / f"simulation.{kind}", title=scenario.about)
 
 
-def _print(scenario: Scenario, outcomes: list[Outcome], output: Output) -> None:
+def _print(scenario: SimulationScenario, outcomes: list[SimulationResult], output: Output) -> None:
     hours = scenario.trace.duration_s / 3600
     output.line(
         f"{scenario.about}: {scenario.trace.messages:,.0f} messages in {hours:.2f} h, "
@@ -183,7 +184,7 @@ def _print(scenario: Scenario, outcomes: list[Outcome], output: Output) -> None:
     output.table(columns, rows)
 
 
-def _windows(outcome: Outcome, columns: int) -> list[Cell]:
+def _windows(outcome: SimulationResult, columns: int) -> list[Cell]:
     """Return the cells for the agreement's windows, if any scenario has an agreement."""
     found: list[Cell] = [outcome.windows_breached, outcome.windows_warned]
     return found if columns > _PLAIN_COLUMNS else []

@@ -16,32 +16,38 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tidegate.cli.asking import duration_option, some_duration_s, without_password
-from tidegate.cli.exit_codes import NotWritten
-from tidegate.cli.figures import seconds
-from tidegate.cli.interruption import terminated_like_interrupted, undisturbed
-from tidegate.cli.measuring import say
-from tidegate.cli.output import JsonOption, Output
-from tidegate.cli.working import load_app
-from tidegate.client.address import SCHEME, SCHEME_TLS, shown
+from tidegate.cli.command_line import NotWritten
+from tidegate.cli.options import duration_option, some_duration_s, without_password
+from tidegate.cli.output import (
+    JsonOption,
+    Output,
+    print_progress,
+    terminated_like_interrupted,
+    undisturbed,
+)
+from tidegate.cli.worker import load_app
+from tidegate.client.connection import SCHEME, SCHEME_TLS, redact_url
 from tidegate.core.errors import InvalidValue, TidegateError
-from tidegate.core.prefetch import ControllerKind, PrefetchGoal
-from tidegate.core.prefetch_words import parse_part
-from tidegate.core.quantities import (
+from tidegate.core.prefetch import PROBE_BYTES_MAX, ControllerKind, PrefetchGoal, parse_part
+from tidegate.core.text import (
     format_duration,
     format_size,
     parse_rate_per_s,
     parse_size_bytes,
+    seconds,
 )
-from tidegate.core.tunable import PROBE_BYTES_MAX
-from tidegate.tuning.origin import Origin
-from tidegate.tuning.steps import sweep_samples
-from tidegate.tuning.wish import EXCITED_SAMPLES, EXCITED_SAMPLES_MIN, Wish
+from tidegate.tuning import (
+    EXCITED_SAMPLES,
+    EXCITED_SAMPLES_MIN,
+    ExperimentOrigin,
+    TuningGoal,
+    sweep_samples,
+)
 
 if TYPE_CHECKING:
     from tidegate.client.app import App
-    from tidegate.core.tunable import TunableConsumer
-    from tidegate.tuning.procedure import Tuned
+    from tidegate.core.prefetch import TunableConsumer
+    from tidegate.tuning.experiment import TuningResult
 
 Result = TypeVar("Result")
 
@@ -176,9 +182,11 @@ def prefetch(
     _check_files(plot, out)
     is_native = url.startswith((SCHEME, SCHEME_TLS))
     if not is_native and not url.startswith(("amqp://", "amqps://")):
-        raise InvalidValue(f"{shown(url)} is neither amqp://host/vhost nor tidegate://host:port")
+        raise InvalidValue(
+            f"{redact_url(url)} is neither amqp://host/vhost nor tidegate://host:port"
+        )
     output = Output(json)
-    wish = _wish(
+    wish = _goal(
         duration,
         target_per_s=target,
         settle_s=settle,
@@ -205,25 +213,25 @@ def prefetch(
             return _on_node(url, queue, probe, handler_time, size)
         return _on_rabbitmq(url, queue, handler_time, size)
 
-    async def experiment(heard: Callable[..., None]) -> Tuned:
+    async def experiment(heard: Callable[..., None]) -> TuningResult:
         async with _telling_what_is_left(consumer()) as found:
             # The import takes seconds, so it happens only after the connection exists.
-            from tidegate.tuning.figure import draw
-            from tidegate.tuning.procedure import tune as run
-            from tidegate.tuning.refusal import TuningRefused
+            from tidegate.tuning.experiment import TuningRefused
+            from tidegate.tuning.experiment import tune as run
+            from tidegate.tuning.figure import draw_tuning
 
-            say(f"measuring {found.says}")
-            about = Origin("tidegate" if is_native else "rabbitmq", queue, time.time())
+            print_progress(f"measuring {found.says}")
+            about = ExperimentOrigin("tidegate" if is_native else "rabbitmq", queue, time.time())
             try:
                 tuned = await run(found, wish, heard, about)
             except TuningRefused as refused:
                 if plot is not None and refused.record is not None and refused.record.open_loop:
-                    draw(plot, queue, wish, refused.record, None)
-                    say(f"{plot}: what was measured until then")
+                    draw_tuning(plot, queue, wish, refused.record, None)
+                    print_progress(f"{plot}: what was measured until then")
                 raise
         tuned.model.save(out)
         if plot is not None:
-            draw(plot, queue, wish, tuned.record, tuned)
+            draw_tuning(plot, queue, wish, tuned.record, tuned)
         return tuned
 
     begun_at = time.monotonic()
@@ -233,9 +241,9 @@ def prefetch(
         if apply:
             run_on_uvloop(_apply(url, queue, wish, tuned))
     if json:
-        output.json(as_json(tuned))
+        output.json(tuning_json(tuned))
         return
-    show(output, wish, tuned)
+    print_tuning(output, wish, tuned)
     files = f"{out}" if plot is None else f"{out}, {plot}"
     output.line(f"files       {files} in {seconds(time.monotonic() - begun_at)}")
     if apply:
@@ -244,7 +252,9 @@ def prefetch(
         output.line(f"to use it   {usage(queue, wish, out)}")
 
 
-def _wish(duration_s: float | None, *, low: int, high: int, sample_s: float, **asked: Any) -> Wish:
+def _goal(
+    duration_s: float | None, *, low: int, high: int, sample_s: float, **asked: Any
+) -> TuningGoal:
     """Return the goal of the tuning, with as many samples as the duration allows."""
     swept = sweep_samples(low, max(low, high))
     excited = EXCITED_SAMPLES if duration_s is None else int(duration_s / sample_s) - swept
@@ -255,7 +265,7 @@ def _wish(duration_s: float | None, *, low: int, high: int, sample_s: float, **a
             f"excitation: give {needed}, or a shorter --sample",
             param_hint="--duration",
         )
-    return Wish(low=low, high=high, sample_s=sample_s, excited_samples=excited, **asked)
+    return TuningGoal(low=low, high=high, sample_s=sample_s, excited_samples=excited, **asked)
 
 
 def run_on_uvloop(work: Coroutine[Any, Any, Result]) -> Result:
@@ -266,7 +276,7 @@ def run_on_uvloop(work: Coroutine[Any, Any, Result]) -> Result:
         return runner.run(work)
 
 
-def usage(queue: str, wish: Wish, out: Path) -> str:
+def usage(queue: str, wish: TuningGoal, out: Path) -> str:
     """Return a line of Python that uses the model file."""
     goal, plain = wish.goal(), PrefetchGoal()
     said = [
@@ -282,9 +292,9 @@ def usage(queue: str, wish: Wish, out: Path) -> str:
     )
 
 
-def show(output: Output, wish: Wish, tuned: Tuned) -> None:
+def print_tuning(output: Output, wish: TuningGoal, tuned: TuningResult) -> None:
     """Print the result line by line."""
-    from tidegate.laws.closed_loop import shown as shown_poles
+    from tidegate.tuning.result import format_poles as shown_poles
 
     model, controller = tuned.model, tuned.model.controller
     ceiling = (
@@ -320,7 +330,7 @@ def show(output: Output, wish: Wish, tuned: Tuned) -> None:
         output.line(f"{name:<11} {text}")
 
 
-def as_json(tuned: Tuned) -> dict[str, Any]:
+def tuning_json(tuned: TuningResult) -> dict[str, Any]:
     """Return the model file and the open-loop measurements."""
     return {"model": tuned.model, "open_loop": tuned.record.open_loop}
 
@@ -375,7 +385,7 @@ def progress(samples: int) -> Iterator[Callable[..., None]]:
         def told(phase: str, prefetch: int, rate: float) -> None:
             if phase not in parts:
                 parts.add(phase)
-                say(f"{phase}, from prefetch {prefetch}")
+                print_progress(f"{phase}, from prefetch {prefetch}")
 
         yield told
         return
@@ -421,7 +431,7 @@ async def _telling_what_is_left(
             leaves = consumer.leaves
             yield consumer
     except asyncio.CancelledError:
-        say(f"stopped, and nothing was designed: {leaves or 'nothing was touched yet'}")
+        print_progress(f"stopped, and nothing was designed: {leaves or 'nothing was touched yet'}")
         raise
 
 
@@ -429,16 +439,15 @@ async def _telling_what_is_left(
 async def _on_node(
     url: str, queue: str, wants_probe: bool, handler_time_s: float, size: int | None
 ) -> AsyncIterator[TunableConsumer]:
-    from tidegate.adapters.native.probe import native_probe
-    from tidegate.adapters.native.standing_consumers import NoConsumers, StandingConsumers
     from tidegate.client.connect import connect
-    from tidegate.tuning.refusal import TuningRefused
+    from tidegate.engines.native.prefetch import ExistingConsumers, NoConsumers, native_probe
+    from tidegate.tuning.experiment import TuningRefused
 
     async with connect(url, mode="admin", reconnect_s=PATIENCE_S) as client:
         found: TunableConsumer | None = None
         if not wants_probe:
             try:
-                found = await StandingConsumers.of(client, queue)
+                found = await ExistingConsumers.of(client, queue)
             except NoConsumers:
                 pass
             except InvalidValue as standing:
@@ -455,7 +464,7 @@ async def _on_node(
 async def _on_rabbitmq(
     url: str, queue: str, handler_time_s: float, size: int | None
 ) -> AsyncIterator[TunableConsumer]:
-    from tidegate.adapters.rabbitmq.probe import rabbitmq_probe
+    from tidegate.engines.rabbitmq.management import rabbitmq_probe
 
     found = await rabbitmq_probe(url, queue, handler_s=handler_time_s, size_bytes=size)
     async with _left_as_it_was(found):
@@ -464,13 +473,13 @@ async def _on_rabbitmq(
 
 @contextlib.asynccontextmanager
 async def _own_worker(app: App, url: str, queue: str) -> AsyncIterator[TunableConsumer]:
-    from tidegate.tuning.own_worker import own_worker
+    from tidegate.tuning.result import user_worker
 
-    async with own_worker(app, url, queue) as found:
+    async with user_worker(app, url, queue) as found:
         yield found
 
 
-async def _apply(url: str, queue: str, wish: Wish, tuned: Tuned) -> None:
+async def _apply(url: str, queue: str, wish: TuningGoal, tuned: TuningResult) -> None:
     from tidegate.client.connect import connect
 
     async with connect(url, mode="admin", reconnect_s=PATIENCE_S) as client:

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from tidegate.cli.exit_codes import NoSuch
+from tidegate.cli.command_line import NotFound
+from tidegate.cli.options import ConfigOption
 from tidegate.cli.output import Cell, Column, JsonOption, Output
-from tidegate.cli.settings.reader import load_settings
-from tidegate.cli.settings_options import ConfigOption
-from tidegate.cli.store_wiring import store_of
+from tidegate.cli.settings import load_settings
+from tidegate.cli.wiring import store_of
 from tidegate.core.errors import UniqueConstraint
 
 if TYPE_CHECKING:
-    from tidegate.core.ports import Store
-    from tidegate.core.users import Grant, User
+    from tidegate.core.model import Grant, User
+    from tidegate.core.store import Store
 
 Result = TypeVar("Result")
 
@@ -92,12 +92,12 @@ def add(
 
     Example: `tidegate user add billing --read 'orders.*' --write 'invoices.*'`
     """
-    from tidegate.access.scram import check_user_name, keys_of
-    from tidegate.core.users import User
+    from tidegate.core.model import User
+    from tidegate.protocol.scram import check_user_name, derive_keys
 
     check_user_name(name)
     grants = _grants(read, write, configure, admin, admin_of)
-    user = User(name, keys_of(_password(password_file)), grants)
+    user = User(name, derive_keys(_password(password_file)), grants)
 
     async def work(store: Store) -> None:
         if not await store.add_user(user):
@@ -107,7 +107,7 @@ def add(
             )
 
     _with_store(data, config, work)
-    _tell(json, user, f"user {name} is made{'' if grants else ', and may do nothing yet'}")
+    _print_user(json, user, f"user {name} is made{'' if grants else ', and may do nothing yet'}")
 
 
 def grant(
@@ -151,9 +151,9 @@ def passwd(
     json: JsonOption = False,
 ) -> None:
     """Change the password of a user; the user's connections are closed."""
-    from tidegate.access.scram import keys_of
+    from tidegate.protocol.scram import derive_keys
 
-    keys = keys_of(_password(password_file))
+    keys = derive_keys(_password(password_file))
     _with_store(data, config, lambda store: _existing(name, store.set_user_keys(name, keys)))
     if json:
         Output(True).json({"user": name, "changed": True})
@@ -196,7 +196,7 @@ def _row(user: User) -> list[Cell]:
     return [user.name, *(" ".join(patterns) or None for patterns in _by_role(user.grants).values())]
 
 
-def _tell(json: bool, user: User, sentence: str) -> None:
+def _print_user(json: bool, user: User, sentence: str) -> None:
     if json:
         Output(True).json({"user": user.name, **_by_role(user.grants)})
     else:
@@ -204,7 +204,7 @@ def _tell(json: bool, user: User, sentence: str) -> None:
 
 
 def _by_role(grants: list[Grant]) -> dict[str, list[str]]:
-    from tidegate.core.users import ROLES
+    from tidegate.core.model import ROLES
 
     return {role.value: [g.pattern for g in grants if g.role is role] for role in ROLES}
 
@@ -212,10 +212,9 @@ def _by_role(grants: list[Grant]) -> dict[str, list[str]]:
 def _grants(
     read: list[str], write: list[str], configure: list[str], admin: bool, admin_of: list[str]
 ) -> list[Grant]:
-    from tidegate.access.permissions import EVERY_QUEUE, check_pattern
-    from tidegate.core.users import ROLES, Grant
+    from tidegate.core.model import ALL_QUEUES, ROLES, Grant, check_pattern
 
-    patterns = (read, write, configure, [*([EVERY_QUEUE] if admin else []), *admin_of])
+    patterns = (read, write, configure, [*([ALL_QUEUES] if admin else []), *admin_of])
     return [
         Grant(role, check_pattern(pattern))
         for role, chosen in zip(ROLES, patterns, strict=True)
@@ -225,10 +224,10 @@ def _grants(
 
 def _password(file: Path | None) -> str:
     """Return the password from a file, from stdin if it is not a terminal, or from a prompt."""
-    from tidegate.client.credentials import password_in
+    from tidegate.client.connection import read_password_file
 
     if file is not None and str(file) != "-":
-        return password_in(file)
+        return read_password_file(file)
     if file is not None or not sys.stdin.isatty():
         return sys.stdin.readline().rstrip("\r\n")
     return str(typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
@@ -236,7 +235,7 @@ def _password(file: Path | None) -> str:
 
 async def _existing(name: str, change: Awaitable[bool]) -> None:
     if not await change:
-        raise NoSuch(f"there is no user {name!r}: `tidegate user list` shows who there is")
+        raise NotFound(f"there is no user {name!r}: `tidegate user list` shows who there is")
 
 
 def _with_store(
@@ -259,8 +258,8 @@ def _with_store(
 @contextlib.contextmanager
 def _store_urls(data: Path | None, config: Path | None) -> Iterator[list[str]]:
     """Yield the URLs of the store; start an embedded one that does not run for this context."""
-    from tidegate.storage.data_folder import DataFolderHeld
     from tidegate.storage.embedded import EmbeddedPostgres
+    from tidegate.storage.postgres_server import DataFolderHeld
 
     settings = load_settings(config, os.environ)
     if settings.store.all_urls and data is None:

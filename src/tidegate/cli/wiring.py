@@ -1,34 +1,435 @@
-"""The store and nodes of one computer, which `up` starts, watches and restarts.
-
-Each node is a separate process (`tidegate node`), and so is the console.
-"""
+"""The parts of a node that the settings determine: TLS, recorder and limits."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Annotated, TypeVar
 
-from tidegate.cli.settings.console import CONSOLE_PORT_OFFSET
-from tidegate.cli.settings.settings import Settings
-from tidegate.core.errors import TidegateError
-from tidegate.fleet.console_process import HOW_TO_GET_IT, ConsoleProcess, is_installed
-from tidegate.fleet.node_process import NodeProcess
-from tidegate.fleet.parent import become_keeper
+import typer
+
+from tidegate.cli.settings import Settings
+from tidegate.cli.settings_sections import CONSOLE_PORT_OFFSET
+from tidegate.core.errors import ChangedMeanwhile, InvalidValue, TidegateError, Unavailable
+from tidegate.core.model import QueuePolicy
+from tidegate.core.prefetch import PrefetchGoal, format_goal
+from tidegate.core.runtime import cancel_and_wait
+from tidegate.core.text import redact_secrets
+from tidegate.core.topology import Provisioning, Scaling, format_scaling_keys
+from tidegate.fleet.process import become_keeper
+from tidegate.fleet.processes import INSTALL_COMMAND, ConsoleProcess, NodeProcess, is_installed
 
 if TYPE_CHECKING:
-    from tidegate.fleet.providers.process import ProcessProvider
+    from tidegate.agreements.document import Agreement
+    from tidegate.broker.node import Node, NodeTls
+    from tidegate.control.alerts import Alerts
+    from tidegate.control.leader import ControlLoops
+    from tidegate.control.prefetch import PrefetchLoop
+    from tidegate.core.machines import Provider
+    from tidegate.core.runtime import NodeLimits
+    from tidegate.core.store import Store
+    from tidegate.fleet.fleet import Fleet, FleetOptions, LeaderStore
+    from tidegate.fleet.providers import ProcessProvider
     from tidegate.storage.embedded import EmbeddedPostgres
+    from tidegate.storage.postgres.store import PostgresStore
+    from tidegate.telemetry.recorder import Recorder
+
+
+def tls_of(settings: Settings) -> NodeTls | None:
+    from tidegate.broker.node import NodeTls
+
+    chosen = settings.tls
+    if chosen.certificate is None or chosen.key is None:
+        return None
+    authority = None if chosen.authority is None else Path(chosen.authority).expanduser()
+    return NodeTls(Path(chosen.certificate).expanduser(), Path(chosen.key).expanduser(), authority)
+
+
+def recorder_of(settings: Settings) -> Recorder | None:
+    from tidegate.storage.postgres_server import mark_data_folder
+    from tidegate.telemetry.recorder import Recorder, RecorderOptions
+
+    chosen = settings.telemetry
+    if not chosen.enabled:
+        return None
+    data = settings.store.data_folder
+    if settings.lake == str(data / "lake"):
+        # If the folder cannot be written yet, the recorder reports that.
+        with contextlib.suppress(OSError):
+            mark_data_folder(data)
+    return Recorder(
+        RecorderOptions(
+            lake=settings.lake,
+            interval_s=chosen.interval_s,
+            flush_s=chosen.flush_s,
+            retention_s=chosen.retention_s,
+            requests_per_s=chosen.requests_per_s,
+            lifecycles_per_s=chosen.lifecycles_per_s,
+        )
+    )
+
+
+def limits_of(settings: Settings) -> NodeLimits:
+    from tidegate.core.runtime import NodeLimits
+
+    chosen = settings.node
+    return NodeLimits(
+        memory_bytes=chosen.memory_bytes_max,
+        message_bytes_max=chosen.message_bytes_max,
+        frame_before_login_bytes=chosen.frame_before_login_bytes_max,
+        connections_max=chosen.connections_max,
+        connections_per_address_max=chosen.connections_per_address_max,
+        connections_per_user_max=chosen.connections_per_user_max,
+        slow_reader_s=chosen.slow_reader_s,
+        handshake_s=chosen.handshake_s,
+        heartbeat_s=chosen.heartbeat_s,
+        lease_s=chosen.lease_s,
+        delivery_lease_s=chosen.delivery_lease_s,
+        writers=chosen.writers,
+        settle_linger_s=chosen.settle_linger_s,
+    )
+
+
+# -- store_wiring --
+# Selection of stores from options and settings, and connections to them.
+
+
+Result = TypeVar("Result")
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        help="URL of the PostgreSQL that is the store. [default: as the settings say, else the "
+        "one that runs in --data]",
+    ),
+]
+StoreDataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", help="Data folder of a running `tidegate host` or `up`. [default: tidegate-data]"
+    ),
+]
+
+
+def store_of(urls: Sequence[str], writers: int = 1) -> PostgresStore:
+    """Return a store for the URLs, not yet open; the first URL has the catalogue."""
+    from tidegate.storage.postgres.store import PostgresStore
+    from tidegate.storage.sharded import ShardedStore
+
+    if len(urls) > 1:
+        return ShardedStore(urls, writers=writers)
+    return PostgresStore(urls[0], writers=writers)
+
+
+def named_stores(store: str | None, data: Path | None, settings: Settings) -> list[str]:
+    """Return the URLs named by options or settings; empty means the embedded PostgreSQL."""
+    if store and data:
+        raise InvalidValue("--store and --data: one of them; a store of its own has no data folder")
+    if store and redact_secrets(store) != store:
+        raise InvalidValue(
+            "a password on the command line is read by everybody on this machine: set "
+            "TIDEGATE_STORE__URL instead of --store"
+        )
+    if store:
+        return [store]
+    return [] if data else settings.store.all_urls
+
+
+def running_stores(store: str | None, data: Path | None, settings: Settings) -> list[str]:
+    """Return the URLs of the named stores, or of the running embedded PostgreSQL.
+
+    Raise `Unavailable` if neither exists.
+    """
+    from tidegate.storage.embedded import running_url
+
+    if named := named_stores(store, data, settings):
+        return named
+    folder = data or settings.store.data_folder
+    found = running_url(folder)
+    if found is None:
+        raise Unavailable(
+            f"no store runs in {folder}: start `tidegate host` or `tidegate up`, or name another "
+            "with --data FOLDER or --store URL"
+        )
+    return [found]
+
+
+@contextlib.asynccontextmanager
+async def open_store(urls: Sequence[str]) -> AsyncIterator[PostgresStore]:
+    """Open the store for the duration of the context."""
+    store = store_of(urls)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def ask_store(urls: Sequence[str], work: Callable[[PostgresStore], Awaitable[Result]]) -> Result:
+    """Open the store, run `work` with it, and return the result."""
+
+    async def asked() -> Result:
+        async with open_store(urls) as store:
+            return await work(store)
+
+    return asyncio.run(asked())
+
+
+# -- fleet_wiring --
+# The fleet as the settings define it: the provider of machines, and its options.
+
+
+# The time a machine needs to stop in addition to its workers' drain: its node and its last reports.
+_EXIT_S = 30.0
+
+
+def fleet_of(
+    settings: Settings,
+    store: LeaderStore,
+    store_urls: Sequence[str],
+    recorder: Recorder | None = None,
+    config: Path | None = None,
+) -> Fleet | None:
+    """Return the fleet of the settings; None if there is no provider of machines."""
+    from tidegate.fleet.fleet import Fleet
+
+    provider = provider_of(settings, store_urls, config)
+    return None if provider is None else Fleet(store, provider, options_of(settings), recorder)
+
+
+def options_of(settings: Settings) -> FleetOptions:
+    """Return the limits of the fleet: numbers of machines, hosts and timeouts."""
+    from tidegate.fleet.fleet import FleetOptions
+
+    chosen = settings.fleet
+    return FleetOptions(
+        boot_deadline_s=chosen.boot_deadline_s,
+        tries=chosen.tries,
+        backoff_s=chosen.backoff_s,
+        lost_s=chosen.lost_s,
+        list_s=chosen.list_interval_s,
+        machines_max=chosen.machines_max,
+        hosts=chosen.hosts,
+        machines_per_host=chosen.machines_per_host,
+        provisioning=Provisioning(chosen.provisioning),
+    )
+
+
+def provider_of(
+    settings: Settings, store_urls: Sequence[str], config: Path | None
+) -> Provider | None:
+    chosen = settings.fleet
+    if chosen.provider == "process":
+        return process_provider(settings, store_urls, config)
+    if chosen.provider == "none":
+        return None
+    from tidegate.fleet.providers import CommandProvider, CommandTemplate
+
+    if chosen.boot is None or chosen.halt is None or chosen.listing is None:
+        raise InvalidValue("the provider command needs fleet.boot, fleet.halt and fleet.list")
+    return CommandProvider(
+        CommandTemplate(chosen.boot),
+        CommandTemplate(chosen.halt),
+        CommandTemplate(chosen.listing),
+        fleet=chosen.name,
+        store_urls=store_urls,
+        folder=fleet_folder(settings),
+        boot_deadline_s=chosen.command_deadline_s,
+        halt_deadline_s=chosen.command_deadline_s,
+        list_deadline_s=chosen.list_deadline_s,
+    )
+
+
+def process_provider(
+    settings: Settings, store_urls: Sequence[str], config: Path | None
+) -> ProcessProvider:
+    from tidegate.fleet.providers import ProcessProvider
+
+    data = settings.store.data_folder.resolve()
+    return ProcessProvider(
+        fleet_folder(settings),
+        boot_s=settings.fleet.boot_s,
+        halt_s=settings.fleet.drain_s + _EXIT_S,
+        store_urls=store_urls,
+        environment={
+            "TIDEGATE_STORE__DATA": str(data),
+            "TIDEGATE_TELEMETRY__LAKE": settings.telemetry.lake or str(data / "lake"),
+        },
+        arguments=() if config is None else ("--config", str(config.resolve())),
+    )
+
+
+def fleet_folder(settings: Settings) -> Path:
+    """Return the folder with the records of machines on this computer."""
+    return settings.store.data_folder.resolve() / "fleet"
+
+
+# -- steering_wiring --
+# The control loops of a node process, and the queues that the settings declare.
+#
+# The state of the running system takes precedence over the settings. Otherwise the restart of a
+# node
+# would undo an operator's change. A section [queues.NAME] creates its queue if it does not exist,
+# and
+# sets its scaling if it has none. If both differ, the log reports it with the command that applies
+# the settings.
+
 
 log = logging.getLogger(__name__)
+
+
+@contextlib.asynccontextmanager
+async def running_loops(
+    node: Node, settings: Settings, store_urls: Sequence[str], config: Path | None = None
+) -> AsyncIterator[None]:
+    """Run the node's control loops in this context; they end before the node leaves the cluster."""
+
+    recorder = None if node.recording is None else node.recording.recorder
+    fleet = fleet_of(settings, node.store, store_urls, recorder, config)
+    alerts = alerts_of(settings)
+    running = [
+        asyncio.create_task(control_loops_of(node, settings, fleet, alerts).run()),
+        asyncio.create_task(prefetch_loop_of(node, settings).run()),
+    ]
+    try:
+        yield
+    finally:
+        await cancel_and_wait(running)
+        await alerts.stop()
+        if fleet is not None:
+            await fleet.close()
+
+
+def alerts_of(settings: Settings) -> Alerts:
+    """Return the sender of alerts that the settings define."""
+    from tidegate.control.alerts import Alerts, AlertTargets
+
+    chosen = settings.alerts
+    return Alerts(
+        AlertTargets(
+            command=chosen.command,
+            webhook=chosen.webhook,
+            warnings=chosen.warnings,
+            timeout_s=chosen.timeout_s,
+            attempts=chosen.attempts,
+        )
+    )
+
+
+def control_loops_of(
+    node: Node, settings: Settings, fleet: Fleet | None, alerts: Alerts | None = None
+) -> ControlLoops:
+    """Return the control loops of one node."""
+    from tidegate.control.leader import ControlLoops
+    from tidegate.control.learned import AcceptedModels
+    from tidegate.engines.native.actuator import NativeActuator
+    from tidegate.engines.native.sensor import NativeSensor
+    from tidegate.telemetry.models import ModelRegistry
+
+    return ControlLoops(
+        node.store,
+        lambda: node.member_id,
+        NativeSensor(node.store.members, node.neighbours.asked),
+        NativeActuator(node.store, node.neighbours.ask),
+        fleet=fleet,
+        learned=AcceptedModels(ModelRegistry(settings.knowledge_folder, log.warning)),
+        recorder=None if node.recording is None else node.recording.recorder,
+        alerts=alerts,
+        clock=node.clock,
+        agreements=agreements_of(settings),
+    )
+
+
+def agreements_of(settings: Settings) -> list[Agreement]:
+    """Return the agreements of the settings; log an error and return none if one is invalid."""
+    from tidegate.agreements.document import AgreementInvalid, read_agreements
+
+    try:
+        return read_agreements(settings.pipeline.agreement_places)
+    except AgreementInvalid as wrong:
+        log.error("no agreement of [pipeline] is judged live: %s", wrong)
+        return []
+
+
+def prefetch_loop_of(node: Node, settings: Settings) -> PrefetchLoop:
+    """Return the loop that controls the prefetch of consumers on the queues this node owns."""
+    from tidegate.control.journal import PrefetchJournal
+    from tidegate.control.learned import PrefetchModels
+    from tidegate.control.prefetch import PrefetchLoop
+    from tidegate.telemetry.models import ModelRegistry
+
+    recorder = None if node.recording is None else node.recording.recorder
+    return PrefetchLoop(
+        node.ownership.with_prefetch_goal,
+        node.name,
+        PrefetchJournal(node.store, recorder, node.clock.wall),
+        learned=PrefetchModels(ModelRegistry(settings.knowledge_folder, log.warning)),
+        recorder=recorder,
+        clock=node.clock,
+    )
+
+
+async def declare_queues(store: Store, queues: Mapping[str, Scaling]) -> None:
+    """Create the queues of the settings, and set the scaling of those without any."""
+    for name, scaling in queues.items():
+        queue = await store.create_queue(name, True) or await store.find_queue(None, name)
+        if queue is None:
+            continue
+        topology = await store.topology(queue.queue_id)
+        if topology is None:
+            # If several nodes start with the same settings, one of them sets the scaling first.
+            with contextlib.suppress(ChangedMeanwhile):
+                await store.set_scaling(queue.queue_id, scaling, None)
+            log.info("queue scales as the settings say", extra={"queue": name})
+        elif topology.scaling != scaling:
+            said, held = format_scaling_keys(scaling), format_scaling_keys(topology.scaling)
+            differ = ", ".join(
+                f"{key} = {held[key]} (settings: {said[key]})"
+                for key in said
+                if said[key] != held[key]
+            )
+            log.warning(
+                "queue %s was changed while it ran, and stays so: %s. `tidegate scale %s "
+                "--from-settings` applies the settings",
+                name,
+                differ,
+                name,
+            )
+
+
+async def declare_goals(store: Store, goals: Mapping[str, PrefetchGoal]) -> None:
+    """Create the queues with a prefetch goal in the settings; existing queues keep their policy."""
+    for name, goal in goals.items():
+        if await store.create_queue(name, True, QueuePolicy(prefetch=goal)) is not None:
+            continue
+        queue = await store.find_queue(None, name)
+        if queue is not None and queue.policy.prefetch != goal:
+            log.warning(
+                "queue %s exists, and its prefetch stays as it is: %s (settings: %s). "
+                "`tidegate policy %s --prefetch-…` changes it",
+                name,
+                format_goal(queue.policy.prefetch),
+                format_goal(goal),
+                name,
+            )
+
+
+# -- house --
+# The store and nodes of one computer, which `up` starts, watches and restarts.
+#
+# Each node is a separate process (`tidegate node`), and so is the console.
+
 
 # A machine that led meanwhile may have booted another one, so stopping is repeated.
 _ROUNDS = 3
 
 
-class House:
+class LocalCluster:
     """A store, the nodes on it, and the console, as child processes of this one."""
 
     def __init__(
@@ -133,7 +534,7 @@ class House:
         A console that cannot start does not stop the nodes.
         """
         if not is_installed():
-            print(f"no console: {HOW_TO_GET_IT}", file=sys.stderr)
+            print(f"no console: {INSTALL_COMMAND}", file=sys.stderr)
             return
         chosen = self._settings.console
         derived = first_port + CONSOLE_PORT_OFFSET if first_port else 0
@@ -171,7 +572,6 @@ class House:
         """Return the provider of machines on this computer; None if the machines run elsewhere."""
         if self._settings.fleet.provider != "process":
             return None
-        from tidegate.cli.fleet_wiring import process_provider
 
         return process_provider(self._settings.with_data(self._data.expanduser()), urls, config)
 

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import logging
 import os
+import signal
+import socket
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from tidegate.cli.asking import duration_option, some_duration_s, without_password
-from tidegate.cli.logs import set_up_logs
-from tidegate.cli.reloading import run_again_on_change
-from tidegate.cli.settings.reader import load_settings
-from tidegate.cli.settings_options import ConfigOption
-from tidegate.cli.worker_telemetry import recorded
+from tidegate.cli.options import ConfigOption, duration_option, some_duration_s, without_password
+from tidegate.cli.output import set_up_logs
+from tidegate.cli.settings import load_settings
 from tidegate.client.connect import URL_VARIABLE
-from tidegate.client.last_exit import GOODBYE_S
+from tidegate.client.worker import EXIT_MESSAGE_S
 from tidegate.core.errors import InvalidValue
 from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
-from tidegate.core.quantities import parse_rate_per_s
-from tidegate.fleet.parent import end_with_parent
-from tidegate.fleet.ready_pipe import ReadyPipe
-from tidegate.fleet.user_module import user_module
+from tidegate.core.runtime import user_module
+from tidegate.core.text import parse_rate_per_s
+from tidegate.fleet.packages import walk_code
+from tidegate.fleet.process import ReadyPipe, child_environment, end_with_parent
 
 if TYPE_CHECKING:
     from tidegate.client.app import App
-    from tidegate.client.worker import Prefetch
+    from tidegate.client.handler import Prefetch
+    from tidegate.client.prefetch import PrefetchStep
+
 
 _STEERED = "A prefetch that sets itself"
 _DEFAULT_NAME = "app"
@@ -117,7 +124,7 @@ def worker(
     set_up_logs(settings.log.level, settings.log.format)
     if reload:
         raise typer.Exit(run_again_on_change(Path.cwd(), drain))
-    end_with_parent(patience_s=drain + GOODBYE_S)
+    end_with_parent(patience_s=drain + EXIT_MESSAGE_S)
     ready = ReadyPipe()
     app = load_app(target)
     ready.tell("imported")
@@ -186,3 +193,181 @@ def load_app(target: str) -> App:
     raise InvalidValue(
         f"{path!r} in {where} is of type {type(found).__name__}, no tidegate.App; {there}"
     )
+
+
+# -- worker_telemetry --
+# The recording of a worker's prefetch decisions.
+
+
+@contextlib.contextmanager
+def recorded(app: App, folder: Path | None) -> Iterator[None]:
+    """Record each prefetch step in this context to the lake in `folder`; None records nothing."""
+    if folder is None:
+        yield
+        return
+    # Imported here, so that a worker that does not record starts faster.
+    from tidegate.telemetry.recorder import Recorder, RecorderOptions
+
+    # The nodes delete old hours of a shared lake, so this recorder keeps all hours.
+    recorder = Recorder(RecorderOptions(lake=str(folder), retention_s=0.0))
+    recorder.start(f"worker-{socket.gethostname()}-{os.getpid()}")
+
+    @app.on_prefetch_step
+    def record(step: PrefetchStep) -> None:
+        decision = step.explained()
+        recorder.decision(
+            decision.loop,
+            decision.service,
+            decision.law,
+            # The loop's monotonic clock has no meaning for other processes.
+            at_s=time.time(),
+            inputs=decision.inputs,
+            outputs=decision.outputs,
+            action=f"prefetch {step.prefetch}" if decision.rule == "automatic" else decision.rule,
+            reason=decision.reason,
+        )
+
+    try:
+        yield
+    finally:
+        recorder.stop()
+
+
+# -- reloading --
+# The restart of a command whenever a source file changes, for development.
+#
+# This process watches the files, and a child process runs the command. A change sends SIGTERM to
+# the
+# child, which finishes its work with the old code; then a new child starts. A child that ends by
+# itself is restarted at the next change, which probably mends it. The watch compares modification
+# times twice a second, which takes a millisecond for a thousand files.
+
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.5
+# The time a child needs to stop in addition to its drain, for hooks and disconnecting.
+_EXIT_S = 10.0
+
+
+class Sources:
+    """The Python files below a folder, with their modification times."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen = self._look()
+
+    def changed(self) -> list[str]:
+        """Return the files that were added, removed or changed since the previous call."""
+        before, self._seen = self._seen, self._look()
+        return sorted({path for path, _ in before.items() ^ self._seen.items()})
+
+    def _look(self) -> dict[str, int]:
+        seen: dict[str, int] = {}
+        for path in python_files(self._folder):
+            try:
+                seen[str(path)] = path.stat().st_mtime_ns
+            except FileNotFoundError:
+                continue  # deleted meanwhile
+        return seen
+
+
+def run_again_on_change(folder: Path, drain_s: float) -> int:
+    """Run this command without `--reload`, again after each change; return the last exit code."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--reload"]
+    child = _Child(arguments, drain_s)
+    sources = Sources(folder)
+    asked: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        if asked:
+            child.hurry()
+        asked.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    log.info("watching", extra={"folder": str(folder)})
+    child.start()
+    try:
+        while not asked:
+            time.sleep(_POLL_S)
+            if changed := sources.changed():
+                log.info("changed: starting again", extra={"files": ", ".join(changed[:5])})
+                child.stop()
+                if not asked:
+                    child.start()
+    finally:
+        code = child.stop()
+    return code
+
+
+class _Child:
+    """The command as a child process."""
+
+    def __init__(self, arguments: list[str], drain_s: float) -> None:
+        self._command = [sys.executable, "-m", "tidegate", *arguments]
+        self._patience_s = drain_s + _EXIT_S
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            self._command,
+            env={**os.environ, **child_environment()},
+            # Only the parent receives Ctrl-C. A second signal would make the child cut its work
+            # short.
+            process_group=0,
+        )
+
+    def hurry(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+
+    def stop(self) -> int:
+        """Stop the child, kill it after its drain, and return its exit code."""
+        if self._process is None:
+            return 0
+        self._process.terminate()
+        try:
+            return self._process.wait(self._patience_s)
+        except subprocess.TimeoutExpired:
+            log.error("it did not end and is killed")
+            self._process.kill()
+            return self._process.wait()
+
+
+# -- source_files --
+# The Python files below a folder, without those of installed packages.
+
+
+# Applications are smaller, so more files mean that the folder is wrong.
+FILES_MAX = 10_000
+
+
+def python_files(folder: Path) -> Iterator[Path]:
+    """Yield each Python file below the folder once."""
+    for here, _, files in walk_code(folder):
+        for name in files:
+            if name.endswith(".py"):
+                yield here / name
+
+
+def revision_of(folder: Path) -> str:
+    """Return a hash of the code below a folder, so that changed code has another revision."""
+    files = []
+    for file in python_files(folder):
+        files.append(file)
+        if len(files) > FILES_MAX:
+            raise InvalidValue(
+                f"there are more than {FILES_MAX} Python files below {folder}: run this in the "
+                "folder of the application, or name it with --ship"
+            )
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        try:
+            content = file.read_bytes()
+        except OSError:
+            continue  # deleted meanwhile, or not readable
+        name = str(file.relative_to(folder)).encode(errors="surrogateescape")
+        digest.update(b"%d %s %d " % (len(name), name, len(content)))
+        digest.update(content)
+    return digest.hexdigest()

@@ -26,7 +26,7 @@ import contextlib
 import inspect
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, Unpack
@@ -34,27 +34,51 @@ from typing import Any, NamedTuple, TypeVar, Unpack
 import msgspec
 
 from tidegate.client.client import Client
-from tidegate.client.closing import Closing
-from tidegate.client.connect import Connector, connect, usual_url
+from tidegate.client.connect import Connector, connect, default_url
 from tidegate.client.engine import EngineClient, EngineSubscription
-from tidegate.client.last_exit import GOODBYE_S, LastExit
-from tidegate.client.message import Message
-from tidegate.client.middleware import Middleware, call_through
-from tidegate.client.options import PutOptions, check_seconds
-from tidegate.client.payloads import encoded
-from tidegate.client.shift import Shift
-from tidegate.client.steered_prefetch import OnStep, PrefetchStep
-from tidegate.client.threads import Threads
-from tidegate.client.worker import (
+from tidegate.client.handler import (
+    Handler,
+    HandlerThreads,
     Prefetch,
-    Worker,
     checked_concurrency,
     name_of,
     prefetch_and_goal,
 )
+from tidegate.client.message import Message, encode_payload
+from tidegate.client.options import PutOptions, check_seconds
+from tidegate.client.prefetch import OnStep, PrefetchStep
+from tidegate.client.worker import EXIT_MESSAGE_S, ForcedExit, GracefulShutdown, WorkerRunner
 from tidegate.core.errors import InvalidValue, QueueNotExisting
 from tidegate.core.model import QueuePolicy
 from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
+
+# -- middleware --
+# Middleware: code around every call of a worker's function.
+#
+#     @app.middleware
+#     async def timed(message: tidegate.Message, call_next: tidegate.CallNext) -> object:
+#         with timer(message.queue):
+#             return await call_next()
+#
+# Code before `call_next` runs before the function, and code after it runs afterwards. `try` sees
+# exceptions, and `with` keeps a span or a database session open during the call. The first
+# middleware
+# declared is the outermost. The message is acknowledged after the outermost one returns.
+
+
+CallNext = Callable[[], Awaitable[Any]]
+Middleware = Callable[[Message, CallNext], Awaitable[Any]]
+
+
+async def apply_middleware(
+    layers: Sequence[Middleware], message: Message, innermost: CallNext
+) -> object:
+    """Call `innermost` through all middleware, and return the result of the outermost one."""
+    call = innermost
+    for layer in reversed(layers):
+        call = partial(layer, message, call)
+    return await call()
+
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +91,10 @@ Result = TypeVar("Result")
 DRAIN_S = 30.0
 
 
-class Staffing(NamedTuple):
+class WorkerOptions(NamedTuple):
     """A worker with the settings of this run."""
 
-    worker: Worker
+    worker: Handler
     concurrency: int
     prefetch: int
     goal: PrefetchGoal | None
@@ -89,22 +113,22 @@ class App:
         Raises:
             InvalidValue: a bad URL or argument.
         """
-        self.url = url or usual_url()
+        self.url = url or default_url()
         connect(self.url, **connection)  # raises for bad arguments
         self._connection = connection
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, Handler] = {}
         self._layers: list[Middleware] = []
         self._on_start: list[Callable[[], Any]] = []
         self._on_stop: list[Callable[[], Any]] = []
         self._on_prefetch_step: list[OnStep] = []
         # Set while the app runs:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._closing: Closing | None = None
+        self._closing: GracefulShutdown | None = None
         self._engine: EngineClient | None = None
         self._connections = contextlib.AsyncExitStack()
         self._asking: asyncio.Task[EngineClient] | None = None
         self._url_in_use = self.url
-        self._shifts: dict[str, Shift] = {}
+        self._shifts: dict[str, WorkerRunner] = {}
         # Whether the last run ended while handlers were still running.
         self.has_cut_off = False
 
@@ -148,7 +172,7 @@ class App:
                     f"queue {queue!r} has a worker already, {name_of(taken.function)}: a message "
                     f"has one. Give {name_of(function)} a queue of its own"
                 )
-            self._workers[queue] = Worker(queue, function, concurrency, prefetch, policy)
+            self._workers[queue] = Handler(queue, function, concurrency, prefetch, policy)
             return function
 
         return declare
@@ -189,7 +213,7 @@ class App:
             hook(step)
 
     @property
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[Handler]:
         return list(self._workers.values())
 
     # Running
@@ -224,13 +248,13 @@ class App:
         """
         import uvloop
 
-        last_exit = LastExit()
+        last_exit = ForcedExit()
         hurries = False
 
         def heard(*_: object) -> None:
             # The interpreter calls this even if a handler blocks the event loop.
             nonlocal hurries
-            last_exit.within(GOODBYE_S if hurries else drain_s + GOODBYE_S)
+            last_exit.within(EXIT_MESSAGE_S if hurries else drain_s + EXIT_MESSAGE_S)
             hurries = True
 
         async def run() -> None:
@@ -315,7 +339,7 @@ class App:
         check_seconds("drain_s", drain_s, at_least=0.0)
         staff = self._staff(queues, concurrency, prefetch)
         # Created before connecting, so that an app that is stopped meanwhile does not start.
-        closing = Closing(drain_s)
+        closing = GracefulShutdown(drain_s)
         async with self._connected(url, closing) as client:
             for one in staff:
                 await _queue_made(client, one.worker)
@@ -337,7 +361,7 @@ class App:
 
     @contextlib.asynccontextmanager
     async def _connected(
-        self, url: str | None, closing: Closing | None
+        self, url: str | None, closing: GracefulShutdown | None
     ) -> AsyncIterator[EngineClient]:
         if self._loop is not None:
             raise InvalidValue("the app is running already")
@@ -359,7 +383,7 @@ class App:
 
     def _staff(
         self, queues: Iterable[str] | None, concurrency: int | None, prefetch: Prefetch
-    ) -> list[Staffing]:
+    ) -> list[WorkerOptions]:
         """Return the workers to run; arguments take precedence over declared settings."""
         if not self._workers:
             raise InvalidValue(
@@ -384,20 +408,20 @@ class App:
                 held = msgspec.structs.replace(worker.goal, model=prefetch)
             elif prefetch is None and concurrency is None:
                 held = worker.prefetch
-            staff.append(Staffing(worker, slots, *prefetch_and_goal(held, slots)))
+            staff.append(WorkerOptions(worker, slots, *prefetch_and_goal(held, slots)))
         return staff
 
     @contextlib.asynccontextmanager
     async def _working(
-        self, client: EngineClient, closing: Closing, staff: list[Staffing]
+        self, client: EngineClient, closing: GracefulShutdown, staff: list[WorkerOptions]
     ) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         tasks: list[asyncio.Task[None]] = []
-        pools: list[Threads] = []
+        pools: list[HandlerThreads] = []
         try:
             for worker, concurrency, prefetch, goal in staff:
-                threads = Threads(worker.queue, concurrency)
-                shift = Shift(
+                threads = HandlerThreads(worker.queue, concurrency)
+                shift = WorkerRunner(
                     client,
                     worker.queue,
                     partial(self._call, worker, threads),
@@ -424,8 +448,8 @@ class App:
         for task in tasks:
             task.result()
 
-    async def _call(self, worker: Worker, threads: Threads, message: Message) -> object:
-        return await call_through(self._layers, message, partial(worker.call, message, threads))
+    async def _call(self, worker: Handler, threads: HandlerThreads, message: Message) -> object:
+        return await apply_middleware(self._layers, message, partial(worker.call, message, threads))
 
     # For workers and producers
 
@@ -465,7 +489,7 @@ class App:
 
         The options are those of `Client.put`.
         """
-        data, content_type = encoded(payload)
+        data, content_type = encode_payload(payload)
         if content_type is not None:
             options.setdefault("content_type", content_type)
         return await self.engine.put(queue, data, **options)
@@ -487,7 +511,7 @@ class App:
     async def request(self, queue: str, payload: object, *, timeout: float = 30.0) -> Message:
         """Put a request and return its reply; `NoReply` if none comes in `timeout` seconds."""
         client = await self._asking_client()
-        data, content_type = encoded(payload)
+        data, content_type = encode_payload(payload)
         reply: Message = await client.request(
             queue, data, timeout=timeout, content_type=content_type
         )
@@ -541,7 +565,7 @@ class App:
             await asyncio.wait({asking})
 
 
-async def _queue_made(client: EngineClient, worker: Worker) -> None:
+async def _queue_made(client: EngineClient, worker: Handler) -> None:
     """Create the queue of a worker if it does not exist.
 
     It is looked up first, since a user who may read a queue need not be allowed to create one.
@@ -563,7 +587,7 @@ async def _started(task: asyncio.Task[None], subscribed: asyncio.Event) -> None:
         task.result()
 
 
-async def _ended(tasks: list[asyncio.Task[None]], closing: Closing) -> None:
+async def _ended(tasks: list[asyncio.Task[None]], closing: GracefulShutdown) -> None:
     """Wait until all tasks end; if cancelled meanwhile, stop them at once."""
     if not tasks:
         return

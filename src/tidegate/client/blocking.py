@@ -14,26 +14,23 @@ from typing import Any, Literal, TypeVar, Unpack
 from msgspec import UNSET, UnsetType
 
 from tidegate.client import tracing
-from tidegate.client.calls import OrderName
 from tidegate.client.catalogue import WaitingIds
 from tidegate.client.client import Client
+from tidegate.client.handler import error_text
 from tidegate.client.message import Message, MessageBatch
 from tidegate.client.options import PutOptions
-from tidegate.client.producer import Producer
+from tidegate.client.reads import OrderName
+from tidegate.client.replica_producer import ProducerHandle
 from tidegate.client.subscription import Subscription
 from tidegate.client.transaction import Transaction
-from tidegate.client.verdict import error_text
-from tidegate.core.by_hand import ByHand
+from tidegate.core.decisions import Decision
 from tidegate.core.errors import Unavailable
-from tidegate.core.fleet import FleetInfo
-from tidegate.core.model import PRIORITY_DEFAULT, QueueInfo, QueuePolicy
-from tidegate.core.replication import Role, Topology
-from tidegate.core.scaling import Scaling
-from tidegate.core.steering import Decision
-from tidegate.core.topic import Filter, TopicInfo
-from tidegate.core.users import Grant
-from tidegate.telemetry.numbers import ClusterNumbers
-from tidegate.wire.packets.cluster import Member
+from tidegate.core.machines import FleetInfo
+from tidegate.core.model import PRIORITY_DEFAULT, Filter, Grant, QueueInfo, QueuePolicy, TopicInfo
+from tidegate.core.services import ServiceOverride
+from tidegate.core.topology import MemberRole, Scaling, Topology
+from tidegate.protocol.cluster import Member
+from tidegate.telemetry.stats import ClusterStats
 
 Result = TypeVar("Result")
 
@@ -202,7 +199,7 @@ class BlockingSubscription:
 class BlockingProducer:
     """A producer of one queue, for `with`. `put` returns the id once the message is on disk."""
 
-    def __init__(self, thread: LoopThread, make: Callable[[], Producer]) -> None:
+    def __init__(self, thread: LoopThread, make: Callable[[], ProducerHandle]) -> None:
         self._thread = thread
         self._producer = make()
 
@@ -546,11 +543,13 @@ class BlockingClient:
     ) -> None:
         self._thread.wait(self._client.set_scaling(queue, scaling, before=before))
 
-    def steer_service(self, service: str, by_hand: ByHand, *, before: ByHand) -> None:
+    def steer_service(
+        self, service: str, by_hand: ServiceOverride, *, before: ServiceOverride
+    ) -> None:
         self._thread.wait(self._client.steer_service(service, by_hand, before=before))
 
     def migrate(
-        self, queue: str | int, role: Role, source_id: int, target_id: int, count: int = 1
+        self, queue: str | int, role: MemberRole, source_id: int, target_id: int, count: int = 1
     ) -> None:
         self._thread.wait(self._client.migrate(queue, role, source_id, target_id, count))
 
@@ -579,10 +578,10 @@ class BlockingClient:
 
     def stats(
         self, queue: str | int | None = None, *, steps: int = 1, brief: bool = False
-    ) -> ClusterNumbers:
+    ) -> ClusterStats:
         return self._thread.wait(self._client.stats(queue, steps=steps, brief=brief))
 
-    def node_stats(self, *, steps: int | None = 1, durations: bool = True) -> ClusterNumbers:
+    def node_stats(self, *, steps: int | None = 1, durations: bool = True) -> ClusterStats:
         return self._thread.wait(self._client.node_stats(steps=steps, durations=durations))
 
     def fleet(self) -> FleetInfo:

@@ -2,50 +2,93 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from tidegate.client.calls import Calls
-from tidegate.client.checks import check_count
-from tidegate.client.message import Message, batches_of
-from tidegate.client.reading import ReadHolder
+from tidegate.client.message import Message, split_payloads
+from tidegate.client.options import (
+    DEFAULT_MESSAGE_OPTIONS,
+    PutOptions,
+    check_count,
+    checked_options,
+    checked_payload,
+)
+from tidegate.client.reads import Calls, PutCalls, ReadSettler
+from tidegate.client.replica_producer import ProducerHandle
+from tidegate.core.decisions import Decision
 from tidegate.core.errors import (
     ChangedMeanwhile,
     InvalidValue,
     NoActiveQueues,
     NoQueues,
     QueueNameNotUnique,
+    TidegateError,
+    TopicNameNotUnique,
 )
-from tidegate.core.model import QueueInfo, QueuePolicy
-from tidegate.core.users import Grant
-from tidegate.telemetry.numbers import ClusterNumbers
-from tidegate.wire.packets.browsing import (
+from tidegate.core.machines import FleetInfo
+from tidegate.core.model import Filter, Grant, QueueInfo, QueuePolicy, TopicInfo, check_filter
+from tidegate.core.services import ServiceOverride
+from tidegate.core.topology import MemberRole, Scaling, Topology
+from tidegate.protocol.catalogue import (
+    CreateQueue,
+    CreateQueueResponse,
+    CreateTopic,
+    CreateTopicResponse,
+    DeleteQueue,
+    DeleteTopic,
+    GetActiveQueues,
+    GetActiveQueuesResponse,
+    GetQueues,
+    GetQueuesResponse,
+    GetRights,
+    GetRightsResponse,
+    GetTopics,
+    GetTopicsResponse,
+    PurgeQueue,
+    PurgeQueueResponse,
+    SetPolicy,
+    SubscribeTopic,
+    SubscribeTopicResponse,
+    UnsubscribeTopic,
+)
+from tidegate.protocol.cluster import (
+    Explain,
+    ExplainService,
+    GetFleet,
+    GetMembers,
+    GetMembersResponse,
+    GetTopologies,
+    GetTopologiesResponse,
+    GetTopology,
+    GetTopologyResponse,
+    Member,
+    MigrateClients,
+    SetOwner,
+    SetScaling,
+    Stats,
+    SteerService,
+)
+from tidegate.protocol.messages import (
     AcknowledgeIds,
     AcknowledgeIdsResponse,
     GetMessages,
     GetMessagesResponse,
     GetWaitingIds,
     GetWaitingIdsResponse,
+    Redrive,
+    RedriveResponse,
+    SetConsumerPrefetch,
 )
-from tidegate.wire.packets.cluster import GetMembers, GetMembersResponse, Member, SetOwner
-from tidegate.wire.packets.dead_letters import Redrive, RedriveResponse
-from tidegate.wire.packets.live_numbers import Stats
-from tidegate.wire.packets.login import GetRights, GetRightsResponse
-from tidegate.wire.packets.prefetch import SetConsumerPrefetch
-from tidegate.wire.packets.queues import (
-    CreateQueue,
-    CreateQueueResponse,
-    DeleteQueue,
-    GetActiveQueues,
-    GetActiveQueuesResponse,
-    GetQueues,
-    GetQueuesResponse,
-    PurgeQueue,
-    PurgeQueueResponse,
-    SetPolicy,
-)
+from tidegate.telemetry.stats import ClusterStats
+
+if TYPE_CHECKING:
+    from tidegate.client.client import Client
+    from tidegate.client.connection import ClusterConnection
+
 
 # Attempts of `set_policy` while other clients change the same policy.
 _TRIES_MAX = 8
@@ -201,14 +244,14 @@ class CatalogueCalls(Calls):
         """
         check_count("limit", limit)
         queue_id = await self.queue_id(queue)
-        holder = ReadHolder(self._lifeline, str(queue), 0)
+        holder = ReadSettler(self._lifeline, str(queue), 0)
         found: list[Message] = []
         while True:
             packet = GetMessages(queue_id, limit - len(found), first_id, last_id)
             answered = await self._lifeline.ask(packet)
             page = answered.packet
             assert isinstance(page, GetMessagesResponse)
-            batches = batches_of(page.runs, answered.body, holder, self._lifeline.generation)
+            batches = split_payloads(page.runs, answered.body, holder, self._lifeline.generation)
             found += [message for batch in batches for message in batch]
             if page.more_from is None or len(found) >= limit:
                 return found
@@ -251,7 +294,7 @@ class CatalogueCalls(Calls):
 
     async def stats(
         self, queue: str | int | None = None, *, steps: int = 1, brief: bool = False
-    ) -> ClusterNumbers:
+    ) -> ClusterStats:
         """Return live stats of all nodes, or of one queue.
 
         Args:
@@ -264,9 +307,9 @@ class CatalogueCalls(Calls):
         queue_id = None if queue is None else await self.queue_id(queue)
         asked = Stats(queue_id, steps=steps, consumers=not brief, durations=not brief)
         answered = await self._lifeline.ask(asked)
-        return msgspec.json.decode(answered.body, type=ClusterNumbers)
+        return msgspec.json.decode(answered.body, type=ClusterStats)
 
-    async def node_stats(self, *, steps: int | None = 1, durations: bool = True) -> ClusterNumbers:
+    async def node_stats(self, *, steps: int | None = 1, durations: bool = True) -> ClusterStats:
         """Return live stats of the connected node only.
 
         `steps` counts control steps per consumer as in `stats`; `None` leaves out the consumers.
@@ -275,7 +318,7 @@ class CatalogueCalls(Calls):
         if steps is not None:
             asked = Stats(None, cluster=False, steps=steps, durations=durations)
         answered = await self._lifeline.ask(asked)
-        return msgspec.json.decode(answered.body, type=ClusterNumbers)
+        return msgspec.json.decode(answered.body, type=ClusterStats)
 
     async def rights(self) -> tuple[str, list[Grant]]:
         """Return the user and the granted roles; the user is empty if no login is needed."""
@@ -325,3 +368,257 @@ def _changed(policy: QueuePolicy, changes: dict[str, Any]) -> QueuePolicy:
         raise InvalidValue(f"{failure}; a policy has {known}") from None
     except msgspec.ValidationError as failure:
         raise InvalidValue(f"a policy's {failure}") from None
+
+
+# -- logical_queues --
+# The calls about logical queues: replicas, scaling, decisions.
+
+
+class LogicalQueueCalls(Calls):
+    """The part of a client that knows replicas."""
+
+    async def topology(self, queue: str | int) -> Topology:
+        """Return the replicas of a logical queue with their states, shares and addresses."""
+        answered = await self._lifeline.ask(GetTopology(await self.queue_id(queue)))
+        assert isinstance(answered.packet, GetTopologyResponse)
+        return answered.packet.topology
+
+    async def topologies(self, version: int = -1) -> tuple[int, list[Topology] | None]:
+        """Return the current version and the topologies of all logical queues, without assignments.
+
+        If nothing has changed since `version`, the topologies are `None`. The default -1 always
+        returns them.
+        """
+        packet = (await self._lifeline.ask(GetTopologies(version))).packet
+        assert isinstance(packet, GetTopologiesResponse)
+        return packet.version, packet.topologies
+
+    async def set_scaling(
+        self,
+        queue: str | int,
+        scaling: Scaling | None,
+        *,
+        before: Scaling | UnsetType | None = UNSET,
+    ) -> None:
+        """Make a queue a logical queue with this scaling, or change its scaling.
+
+        Args:
+            scaling: `None` turns the queue into a plain queue, which must have no replicas.
+            before: the scaling that the caller has seen; `None` means that the queue was plain. If
+                the queue's scaling differs, the call changes nothing and raises `ChangedMeanwhile`.
+                Without this argument the change is unconditional.
+        """
+        queue_id = await self.queue_id(queue)
+        if before is UNSET:
+            await self._lifeline.ask(SetScaling(queue_id, scaling))
+        else:
+            await self._lifeline.ask(SetScaling(queue_id, scaling, True, before))
+        # Refresh the cached queue, which may have become plain or logical.
+        await self.queue(queue_id)
+
+    def producer(self, queue: str, *, replica: int | None = None) -> ProducerHandle:
+        """Return a producer of its own for a queue: `async with mq.producer("orders") as orders`.
+
+        Under the scaling policy "clients", a producer of a logical queue is assigned to one
+        replica, and `replica` is the preferred one. Under the other policies its messages go to all
+        replicas.
+        """
+        client = cast("Client", self)
+        return ProducerHandle(client, queue, client.next_consumer(), wanted=replica)
+
+    async def migrate(
+        self, queue: str | int, role: MemberRole, source_id: int, target_id: int, count: int = 1
+    ) -> None:
+        """Move `count` clients from one replica to another, the least busy first; needs admin mode.
+
+        `role` selects producers or consumers. `source_id` and `target_id` are queue ids of
+        replicas.
+        """
+        queue_id = await self.queue_id(queue)
+        await self._lifeline.ask(MigrateClients(queue_id, role, source_id, target_id, count))
+
+    async def explain(self, queue: str | int | None = None, *, count: int = 20) -> list[Decision]:
+        """Return recent decisions with their reasons, the newest first.
+
+        `queue=None` returns decisions about machines.
+        """
+        queue_id = None if queue is None else await self.queue_id(queue)
+        answered = await self._lifeline.ask(Explain(queue_id, count))
+        return _decisions(answered.body)
+
+    async def explain_service(self, service: str, *, count: int = 20) -> list[Decision]:
+        """Return recent decisions about an HTTP service with their reasons, the newest first."""
+        return _decisions((await self._lifeline.ask(ExplainService(service, count))).body)
+
+    async def steer_service(
+        self, service: str, by_hand: ServiceOverride, *, before: ServiceOverride
+    ) -> None:
+        """Set the override of an HTTP service, which takes precedence over its scaling law.
+
+        `before` is the override that the caller has seen. If it has changed since, the call changes
+        nothing and raises `ChangedMeanwhile`.
+        """
+        await self._lifeline.ask(SteerService(service, by_hand, before))
+
+    async def fleet(self) -> FleetInfo:
+        """Return the leader, the machines, their slots, and the number of warm machines."""
+        answered = await self._lifeline.ask(GetFleet())
+        return msgspec.json.decode(answered.body, type=FleetInfo)
+
+
+def _decisions(body: bytes | memoryview) -> list[Decision]:
+    return [msgspec.json.decode(line, type=Decision) for line in bytes(body).splitlines()]
+
+
+# -- topic_calls --
+# The calls about topics: a message published once goes to every matching subscription.
+
+
+class TopicCalls(PutCalls):
+    """The part of a client that knows topics."""
+
+    _guests: TemporaryQueues
+
+    async def create_topic(self, name: str, *, exist_ok: bool = False) -> TopicInfo:
+        """Create a topic and return it.
+
+        With `exist_ok`, an existing topic of that name is returned. Otherwise it raises
+        `TopicNameNotUnique`.
+        """
+        try:
+            answered = await self._lifeline.ask(CreateTopic(name), repeatable=exist_ok)
+        except TopicNameNotUnique:
+            if not exist_ok:
+                raise
+            return next(topic for topic in await self.topics() if topic.name == name)
+        assert isinstance(answered.packet, CreateTopicResponse)
+        return answered.packet.topic
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic; the queues of its subscriptions remain."""
+        await self._lifeline.ask(DeleteTopic(name), repeatable=False)
+
+    async def topics(self) -> list[TopicInfo]:
+        """Return all topics with their subscriptions."""
+        packet = (await self._lifeline.ask(GetTopics())).packet
+        assert isinstance(packet, GetTopicsResponse)
+        return packet.topics
+
+    async def subscribe_to(
+        self,
+        topic: str,
+        queue: str,
+        *,
+        filter: Filter | None = None,  # noqa: A002
+        durable: bool = True,
+    ) -> QueueInfo:
+        """Subscribe a queue to a topic, and return the queue.
+
+        The queue receives messages that are published from now on. If no queue of that name exists,
+        it is created.
+
+        Args:
+            filter: headers that a message must have, such as `{"region": "eu", "kind": ["a",
+                "b"]}`. A list means any of its values. `None` means every message.
+            durable: `False` creates a temporary queue, whose name must be new. The node deletes it
+                when this connection ends. After a reconnect the client creates it again; messages
+                that were published meanwhile are lost.
+        """
+        check_filter(filter)
+        packet = SubscribeTopic(topic, queue, filter, durable)
+        if durable:
+            answered = await self._lifeline.ask(packet)
+            assert isinstance(answered.packet, SubscribeTopicResponse)
+            info = answered.packet.queue
+        else:
+            info = await self._guests.add(packet)
+        return self.note_queue(info)
+
+    async def unsubscribe_from(self, topic: str, queue: str) -> None:
+        """End a subscription; the queue remains with its messages."""
+        self._guests.forget(queue)
+        await self._lifeline.ask(UnsubscribeTopic(topic, queue), repeatable=False)
+
+    def publish(
+        self, topic: str, payload: bytes, **options: Unpack[PutOptions]
+    ) -> asyncio.Future[int]:
+        """Publish a message to all matching subscriptions, and return a future.
+
+        Await the future: it is done once the message is on disk in all of them. Its result is the
+        number of subscriptions. The options and errors are those of `put`.
+        """
+        outbox = self._topic_outbox(topic)
+        payload = checked_payload(payload)
+        special = checked_options(options)
+        return (
+            outbox.add(payload)
+            if special == DEFAULT_MESSAGE_OPTIONS
+            else outbox.add_special(payload, special)
+        )
+
+    async def publish_many(
+        self, topic: str, payloads: Iterable[bytes], **options: Unpack[PutOptions]
+    ) -> list[int]:
+        """Publish many messages with the same options; return each one's subscription count."""
+        return await asyncio.gather(
+            *(self.publish(topic, payload, **options) for payload in payloads)
+        )
+
+
+# -- guests --
+# Temporary queues: subscriptions to topics that live as long as a transport.
+#
+# The node deletes these queues with their messages when the transport ends. After a reconnect the
+# client creates them again. They then receive only messages that are published from that time on.
+
+
+_BACKOFF_S = 0.1
+
+
+class TemporaryQueues:
+    """The temporary queues of one client."""
+
+    def __init__(self, client: Client, lifeline: ClusterConnection) -> None:
+        self._client = client
+        self._lifeline = lifeline
+        self._packets: dict[str, SubscribeTopic] = {}
+
+    async def add(self, packet: SubscribeTopic) -> QueueInfo:
+        """Create a temporary queue, now and after every reconnect."""
+        answered = await self._lifeline.ask(packet, repeatable=False)
+        assert isinstance(answered.packet, SubscribeTopicResponse)
+        self._packets[packet.queue] = packet
+        return answered.packet.queue
+
+    def __contains__(self, queue: str) -> bool:
+        return queue in self._packets
+
+    def forget(self, queue: str) -> None:
+        self._packets.pop(queue, None)
+
+    def resume(self) -> None:
+        """Create all temporary queues again after a reconnect."""
+        for packet in self._packets.values():
+            self._lifeline.spawn(self._again(packet))
+
+    async def _again(self, packet: SubscribeTopic) -> None:
+        generation = self._lifeline.generation
+        deadline = asyncio.get_running_loop().time() + self._lifeline.reconnect_s
+        while generation == self._lifeline.generation:
+            try:
+                answered = await self._lifeline.ask(packet, repeatable=False)
+            except QueueNameNotUnique as error:
+                # The node may not yet have noticed the end of the former transport, and still have
+                # the queue.
+                if asyncio.get_running_loop().time() > deadline:
+                    self._client.on_guest_lost(packet.queue, error)
+                    return
+                await asyncio.sleep(_BACKOFF_S)
+            except TidegateError as error:
+                if generation == self._lifeline.generation:
+                    self._client.on_guest_lost(packet.queue, error)
+                return
+            else:
+                assert isinstance(answered.packet, SubscribeTopicResponse)
+                self._client.on_guest_back(answered.packet.queue)
+                return

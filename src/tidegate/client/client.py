@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import ssl
 import time
 from collections.abc import Awaitable, Callable
@@ -33,34 +34,31 @@ from itertools import count
 from typing import Any, Literal
 
 from tidegate.client import tracing
-from tidegate.client.address import parse_address
-from tidegate.client.bound_replica import bound_replica
-from tidegate.client.calls import MODES, ORDERS, ModeName, OrderName
-from tidegate.client.catalogue import CatalogueCalls
-from tidegate.client.checks import check_count
-from tidegate.client.credentials import Credentials, find_credentials
-from tidegate.client.guests import Guests
-from tidegate.client.leg import Leg
-from tidegate.client.lifeline import Lifeline
-from tidegate.client.logical_queues import LogicalQueueCalls
+from tidegate.client.catalogue import CatalogueCalls, LogicalQueueCalls, TemporaryQueues, TopicCalls
+from tidegate.client.connection import (
+    ClusterConnection,
+    Credentials,
+    find_credentials,
+    parse_address,
+    verifying_context,
+)
+from tidegate.client.consumer import RemoteConsumer
 from tidegate.client.message import Message
-from tidegate.client.reads import ReadCalls
+from tidegate.client.options import check_count
+from tidegate.client.reads import MODES, ORDERS, ModeName, OrderName, ReadCalls
 from tidegate.client.subscription import Subscription
-from tidegate.client.tls import verifying_context
-from tidegate.client.topic_calls import TopicCalls
 from tidegate.client.transaction import Transaction
 from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
 from tidegate.core.model import QueueInfo, QueuePolicy
-from tidegate.wire.packet import Packet, Ping
-from tidegate.wire.packets.clients import DeleteClient
-from tidegate.wire.packets.membership import JoinAgain, Migrated
-from tidegate.wire.packets.prefetch import PrefetchChanged
-from tidegate.wire.packets.subscriptions import ConsumerEnded, Deliver
-from tidegate.wire.packets.topologies import TopologyChanged
+from tidegate.core.topology import REPLICA_MARK
+from tidegate.protocol.catalogue import DeleteClient
+from tidegate.protocol.cluster import JoinAgain, Migrated, TopologyChanged
+from tidegate.protocol.messages import ConsumerEnded, Deliver, PrefetchChanged
+from tidegate.protocol.packet import Packet, Ping
 
 # How long `close` waits for messages of `put_soon`, in seconds.
 _FLUSH_S = 5.0
-_LOOK_AGAIN_S = 10.0
+_REFRESH_S = 10.0
 
 
 class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
@@ -86,7 +84,7 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
         if mode not in MODES:
             raise InvalidValue(f"mode is one of {', '.join(MODES)}, not {mode!r}")
         address = parse_address(url)
-        lifeline = Lifeline(
+        lifeline = ClusterConnection(
             address.nodes,
             credentials=credentials or find_credentials(address.user, address.password, None),
             tls=tls or (verifying_context() if address.tls else None),
@@ -99,11 +97,11 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
             on_gave_up=self._gave_up,
         )
         super().__init__(lifeline)
-        self._guests = Guests(self, lifeline)
+        self._guests = TemporaryQueues(self, lifeline)
         self._consumers = count(1)
         self._subscriptions: list[Subscription] = []
         # By consumer number, which every delivery names.
-        self._legs: dict[int, Leg] = {}
+        self._legs: dict[int, RemoteConsumer] = {}
         # Wrap the instance's method only if the application traces, so that untraced puts cost
         # nothing extra.
         if (traced_put := tracing.traced_put(self.put)) is not None:
@@ -121,7 +119,7 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
     async def _look_around(self) -> None:
         """Check regularly whether plain queues with a producer have become logical queues."""
         while True:
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await asyncio.sleep(_REFRESH_S)
             with contextlib.suppress(TidegateError):
                 await self.look_again()
 
@@ -317,12 +315,34 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
         """Return a consumer number that is not used on this connection."""
         return next(self._consumers)
 
-    def add_leg(self, leg: Leg) -> None:
+    def add_leg(self, leg: RemoteConsumer) -> None:
         self._legs[leg.consumer] = leg
 
     def has_leg(self, consumer: int) -> bool:
         return consumer in self._legs
 
-    def drop_leg(self, leg: Leg) -> None:
+    def drop_leg(self, leg: RemoteConsumer) -> None:
         if self._legs.get(leg.consumer) is leg:
             del self._legs[leg.consumer]
+
+
+# -- bound_replica --
+# The replica to which this process is bound.
+#
+# A machine starts workers beside the replica they serve, with this environment variable:
+#
+#     TIDEGATE_REPLICA=orders#2
+
+
+REPLICA_VARIABLE = "TIDEGATE_REPLICA"
+
+
+def bound_replica(queue: str) -> int | None:
+    """Return the replica number that the environment names for `queue`; `None` if none."""
+    name = os.environ.get(REPLICA_VARIABLE, "")
+    if not name:
+        return None
+    logical, mark, number = name.rpartition(REPLICA_MARK)
+    if not mark or not logical or not number.isdigit():
+        raise InvalidValue(f"{REPLICA_VARIABLE}={name!r} names no replica, such as orders#2")
+    return int(number) if logical == queue else None

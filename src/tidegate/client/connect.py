@@ -13,13 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from tidegate.client.address import SCHEME, SCHEME_TLS, parse_address, shown
 from tidegate.client.blocking import BlockingClient
-from tidegate.client.calls import ModeName
 from tidegate.client.client import Client
-from tidegate.client.credentials import find_credentials
+from tidegate.client.connection import (
+    SCHEME,
+    SCHEME_TLS,
+    find_credentials,
+    parse_address,
+    redact_url,
+    verifying_context,
+)
 from tidegate.client.engine import ENGINES, EngineClient
-from tidegate.client.tls import verifying_context
+from tidegate.client.reads import ModeName
 from tidegate.core.errors import InvalidValue
 
 URL_VARIABLE = "TIDEGATE_URL"
@@ -27,7 +32,7 @@ DEFAULT_URL = "tidegate://127.0.0.1:7411"
 AnyClient = TypeVar("AnyClient", bound=EngineClient)
 
 
-def usual_url() -> str:
+def default_url() -> str:
     """Return the URL from TIDEGATE_URL, or that of a node on this machine."""
     return os.environ.get(URL_VARIABLE) or DEFAULT_URL
 
@@ -99,7 +104,7 @@ def connect(
         NotAuthenticated: the login or the node's certificate is not accepted; raised when the block
             is entered.
     """
-    url = url or usual_url()
+    url = url or default_url()
     if (scheme := _foreign_scheme(url)) is not None:
         return _engine(
             scheme,
@@ -153,7 +158,7 @@ def _engine(scheme: str, url: str, **connection: Any) -> Connector[Client]:
     found = {each.name: each for each in entry_points(group=ENGINES)}
     if scheme not in found:
         known = ", ".join(f"{name}://" for name in sorted({"tidegate", "tidegates", *found}))
-        raise InvalidValue(f"{shown(url)}: nothing here speaks {scheme}://. There are {known}")
+        raise InvalidValue(f"{redact_url(url)}: nothing here speaks {scheme}://. There are {known}")
     return cast("Connector[Client]", found[scheme].load()(url, **connection))
 
 
@@ -166,7 +171,7 @@ def _context(
     if isinstance(tls, ssl.SSLContext):
         return tls
     if tls is False and is_tls_url:
-        raise InvalidValue(f"tls=False, but {shown(url)} asks for TLS: write tidegate://")
+        raise InvalidValue(f"tls=False, but {redact_url(url)} asks for TLS: write tidegate://")
     if not (is_tls_url or tls):
         if ca_file is not None:
             raise InvalidValue("ca_file= is for TLS: write tidegates:// or tls=True")

@@ -34,39 +34,46 @@ import secrets
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
+from urllib.parse import unquote
 
-from tidegate.client.credentials import Credentials
-from tidegate.client.link import Answered, Link
-from tidegate.client.login import log_in
 from tidegate.core.errors import (
     ClientNameNotUnique,
     InvalidValue,
     IoFailure,
+    NotAuthenticated,
     NotOwner,
     RetryLater,
     StaleEpoch,
     TidegateError,
     Unavailable,
+    from_code,
 )
-from tidegate.core.model import ClientInfo, Mode
-from tidegate.wire.packet import Packet, Ping
-from tidegate.wire.packets.clients import (
+from tidegate.core.model import ClientInfo, ClientMode
+from tidegate.protocol.catalogue import (
+    Authenticate,
+    AuthenticateResponse,
     IdentifyClient,
     IdentifyClientResponse,
+    Prove,
+    ProveResponse,
     RegisterClient,
     RegisterClientResponse,
 )
+from tidegate.protocol.connection import ProtocolConnection, ReceivedPacket
+from tidegate.protocol.packet import Error, Packet, Ping, Push
+from tidegate.protocol.scram import ClientLogin
 
 _CONNECT_S = 5.0
 _HEARTBEAT_S = 10.0
 # The queue is moving to another node, or its owner is starting: ask again.
-NOT_YET = (Unavailable, NotOwner, StaleEpoch)
+TRANSIENT_ERRORS = (Unavailable, NotOwner, StaleEpoch)
 
 
-class Lifeline:
+class ClusterConnection:
     """A reconnecting connection of one client to the nodes of its URL."""
 
     def __init__(
@@ -77,7 +84,7 @@ class Lifeline:
         tls: ssl.SSLContext | None = None,
         name: str | None,
         client_id: int | None,
-        mode: Mode,
+        mode: ClientMode,
         reconnect_s: float,
         on_push: Callable[[Packet, memoryview], None],
         on_resumed: Callable[[], None],
@@ -93,7 +100,7 @@ class Lifeline:
         self._on_push = on_push
         self._on_resumed = on_resumed
         self._on_gave_up = on_gave_up
-        self.link: Link | None = None
+        self.link: Transport | None = None
         self.info: ClientInfo | None = None
         self.generation = 0
         self.closed = False
@@ -101,7 +108,7 @@ class Lifeline:
         self.outage: TidegateError | None = None
         self._last_failure = "the connection was lost"
         self._node: tuple[str, int] | None = None
-        self._connected: asyncio.Future[Link] | None = None
+        self._connected: asyncio.Future[Transport] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
@@ -137,7 +144,7 @@ class Lifeline:
         return task
 
     async def _connect(self, host: str, port: int) -> None:
-        link = await Link.open(host, port, self._on_push, self._lost, _CONNECT_S, self._tls)
+        link = await Transport.open(host, port, self._on_push, self._lost, _CONNECT_S, self._tls)
         try:
             async with asyncio.timeout(_CONNECT_S):
                 if self._credentials is not None:
@@ -164,7 +171,7 @@ class Lifeline:
             self._connected = asyncio.get_running_loop().create_future()
         self._connected.set_result(link)
 
-    async def _identify(self, link: Link, node: tuple[str, int]) -> ClientInfo:
+    async def _identify(self, link: Transport, node: tuple[str, int]) -> ClientInfo:
         """Identify as this client, or register it; return its identity."""
         known = self._wanted_id if self.info is None else self.info.client_id
         if self._name is None and self._wanted_id is None and node != self._node:
@@ -181,7 +188,7 @@ class Lifeline:
                 # The node has deleted the nameless client together with its transport: register a
                 # new one.
         if self._name is None:
-            name = nameless_name()
+            name = default_client_name()
             return _client_of(await link.ask(RegisterClient(name, self._mode, True)))
         try:
             return _client_of(await link.ask(RegisterClient(self._name, self._mode)))
@@ -194,7 +201,7 @@ class Lifeline:
                 ) from None
             return client
 
-    def _lost(self, link: Link) -> None:
+    def _lost(self, link: Transport) -> None:
         if link is not self.link or self.closed:
             return
         self.link = None
@@ -245,7 +252,7 @@ class Lifeline:
             self._connected.set_exception(error)
         self._on_gave_up(error)
 
-    async def connected(self) -> Link:
+    async def connected(self) -> Transport:
         """Return the current transport, and wait for one if necessary.
 
         Raise the error of an outage, if there is one.
@@ -281,7 +288,7 @@ class Lifeline:
         bodies: list[memoryview | bytes] | None = None,
         *,
         repeatable: bool = True,
-    ) -> Answered:
+    ) -> Response:
         """Send a request until an answer comes, for at most `reconnect_s` seconds.
 
         With `repeatable=False`, a request whose answer was lost is not sent again; it raises
@@ -299,20 +306,20 @@ class Lifeline:
                 # Either this transport failed, and `connected` waits for the next; or a node behind
                 # it failed.
                 await asyncio.sleep(backoff_s if link.alive else 0.0)
-            except NOT_YET:
+            except TRANSIENT_ERRORS:
                 if asyncio.get_running_loop().time() > deadline:
                     raise
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, 0.5)
 
 
-def _client_of(answered: Answered) -> ClientInfo:
+def _client_of(answered: Response) -> ClientInfo:
     packet = answered.packet
     assert isinstance(packet, RegisterClientResponse | IdentifyClientResponse)
     return packet.client
 
 
-def nameless_name() -> str:
+def default_client_name() -> str:
     """Return a name for a client that was given none.
 
     The part before the @ is the program, so that telemetry recognises a client after a restart.
@@ -322,3 +329,386 @@ def nameless_name() -> str:
     # Replace characters that end the program's part of the name, and limit its length.
     program = re.sub(r"[#@\s]", "-", program)[:64] or "python"
     return f"{program}@{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+# -- link --
+# One transport to a node: requests with their answers, and pushes.
+
+
+# Ids have 32 bits; nodes that relay requests use the highest bit.
+_PACKET_ID_MASK = 0x7FFF_FFFF
+
+
+class Response:
+    """The answer to a request: a packet and its body."""
+
+    __slots__ = ("body", "packet")
+
+    def __init__(self, packet: Packet, body: bytes | memoryview) -> None:
+        self.packet = packet
+        self.body = body
+
+
+class Transport(asyncio.Protocol):
+    """A TCP or TLS transport with many requests in flight.
+
+    Every request ends exactly once: with the node's answer, or with `IoFailure` when the transport
+    closes. Pushes go to `on_push`. `on_lost` is called once, after all requests have ended.
+    """
+
+    def __init__(
+        self, on_push: Callable[[Packet, memoryview], None], on_lost: Callable[[Transport], None]
+    ) -> None:
+        self._wire = ProtocolConnection(server=False)
+        self._transport: asyncio.Transport | None = None
+        self._asked: dict[int, Callable[[Packet | TidegateError, memoryview], None]] = {}
+        self._packet_ids = count(1)
+        self._on_push = on_push
+        self._on_lost = on_lost
+        self._paused: asyncio.Future[None] | None = None
+        self.alive = False
+        self.heard_at = 0.0
+
+    @classmethod
+    async def open(
+        cls,
+        host: str,
+        port: int,
+        on_push: Callable[[Packet, memoryview], None],
+        on_lost: Callable[[Transport], None],
+        timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+    ) -> Transport:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, link = await loop.create_connection(
+                    lambda: cls(on_push, on_lost), host, port, ssl=tls
+                )
+        except ssl.SSLCertVerificationError as failure:
+            # A retry would not help. Ignoring the certificate would let an attacker read the
+            # connection.
+            raise NotAuthenticated(
+                f"the certificate of {host}:{port} is not to be trusted "
+                f"({failure.verify_message}): name its authority's file with ca_file= or "
+                "TIDEGATE_CA_FILE"
+            ) from None
+        except (UnicodeError, ValueError) as failure:
+            raise InvalidValue(f"{host!r} is no host: {failure}") from None
+        except ssl.SSLError as failure:
+            raise Unavailable(
+                f"{host}:{port} does not speak TLS as we do ({failure.reason or failure}): is it "
+                "a tidegate:// node?"
+            ) from None
+        except (OSError, TimeoutError) as failure:
+            raise Unavailable(
+                f"nothing answers at {host}:{port} ({failure or 'timed out'}): is a node running "
+                "there? `tidegate up` starts one"
+            ) from None
+        return link
+
+    # Callbacks of asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast("asyncio.Transport", transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=4 * 1024 * 1024)
+        self.alive = True
+        self.heard_at = asyncio.get_running_loop().time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.alive = False
+        self._wire.close()
+        self.resume_writing()
+        asked, self._asked = self._asked, {}
+        lost = IoFailure("the connection to the node was lost; the outcome is not known")
+        for done in asked.values():
+            done(lost, memoryview(b""))
+        self._on_lost(self)
+
+    def pause_writing(self) -> None:
+        self._paused = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        if self._paused is not None and not self._paused.done():
+            self._paused.set_result(None)
+        self._paused = None
+
+    @property
+    def writable(self) -> bool:
+        return self._paused is None
+
+    def data_received(self, data: bytes) -> None:
+        self.heard_at = asyncio.get_running_loop().time()
+        try:
+            for event in self._wire.receive(data):
+                if not isinstance(event, ReceivedPacket):
+                    continue
+                packet = event.packet
+                if isinstance(packet, Push):
+                    self._on_push(packet, event.body)  # type: ignore[arg-type]
+                    continue
+                done = self._asked.pop(event.packet_id, None)
+                if done is not None:
+                    if isinstance(packet, Error):
+                        done(from_code(packet.code, packet.text), event.body)  # type: ignore[arg-type]
+                    else:
+                        done(packet, event.body)  # type: ignore[arg-type]
+        except TidegateError:
+            self.close()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Sending
+
+    def post(self, packet: Packet, bodies: list[memoryview | bytes] | None = None) -> None:
+        """Send a packet that has no answer; drop it if the transport is closed."""
+        if self.alive and self._transport is not None:
+            self._transport.writelines(self._wire.send(packet, self._next_packet_id(), bodies))
+
+    def _next_packet_id(self) -> int:
+        return next(self._packet_ids) & _PACKET_ID_MASK
+
+    def submit(
+        self,
+        packet: Packet,
+        bodies: list[memoryview | bytes] | None,
+        done: Callable[[Packet | TidegateError, memoryview], None],
+    ) -> int:
+        """Send a request and return its packet id; `done` receives the answer or an error.
+
+        On a closed transport, `done` receives `Unavailable` at once and the id is 0.
+        """
+        if not self.alive or self._transport is None:
+            done(Unavailable("not connected"), memoryview(b""))
+            return 0
+        packet_id = self._next_packet_id()
+        # Encode first: if encoding raises, no request may stay registered.
+        pieces = self._wire.send(packet, packet_id, bodies)
+        self._asked[packet_id] = done
+        if len(pieces) == 1:
+            self._transport.write(pieces[0])
+        else:
+            self._transport.writelines(pieces)
+        return packet_id
+
+    async def ask(
+        self,
+        packet: Packet,
+        bodies: list[memoryview | bytes] | None = None,
+        *,
+        abandoned: Callable[[int, Packet | None], None] | None = None,
+    ) -> Response:
+        """Send a request and wait for its answer.
+
+        If the caller is cancelled, `abandoned` is called with the packet id and the answer, or with
+        the packet id and `None` if no answer has come. In the second case it is called again when
+        the answer comes.
+        """
+        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+
+        def done(answer: Packet | TidegateError, body: memoryview) -> None:
+            if future.done():
+                if abandoned is not None and not isinstance(answer, TidegateError):
+                    abandoned(packet_id, answer)
+            elif isinstance(answer, TidegateError):
+                future.set_exception(answer)
+            else:
+                future.set_result(Response(answer, body))
+
+        packet_id = self.submit(packet, bodies, done)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if abandoned is not None:
+                answered = future.done() and not future.cancelled() and not future.exception()
+                abandoned(packet_id, future.result().packet if answered else None)
+            raise
+
+
+# -- login --
+# Logging in with SCRAM: two round trips that do not send the password.
+
+
+async def log_in(link: Transport, credentials: Credentials) -> None:
+    """Log in on a transport; raise `NotAuthenticated` if either side rejects the other."""
+    login = ClientLogin(credentials.user, credentials.password)
+    challenge = (await link.ask(Authenticate(login.first()))).packet
+    assert isinstance(challenge, AuthenticateResponse)
+    # Hashing takes milliseconds and would block the event loop.
+    proof = await asyncio.to_thread(login.proof, challenge.message)
+    signature = (await link.ask(Prove(proof))).packet
+    assert isinstance(signature, ProveResponse)
+    login.check(signature.message)
+
+
+# -- address --
+# Parsing of `tidegate://[user[:password]@]host:port[,host:port…]`.
+#
+# `tidegates://` is the same over TLS. User and password are percent-encoded.
+
+
+DEFAULT_PORT = 7411
+_PORT_MAX = 65535
+_DIGITS_MAX = 20
+SCHEME = "tidegate://"
+SCHEME_TLS = "tidegates://"
+
+
+class ClusterAddress(NamedTuple):
+    """The parts of a URL."""
+
+    nodes: list[tuple[str, int]]
+    tls: bool
+    user: str | None
+    password: str | None
+
+
+def parse_url(url: str) -> list[tuple[str, int]]:
+    """Return the (host, port) pairs of a URL."""
+    return parse_address(url).nodes
+
+
+def parse_address(url: str) -> ClusterAddress:
+    """Parse a URL; raise `InvalidValue` if it is no Tidegate URL.
+
+    A missing port means 7411. Error messages do not show the password.
+    """
+    if not isinstance(url, str) or not url.startswith((SCHEME, SCHEME_TLS)):
+        raise InvalidValue(f"{redact_url(url)} is no Tidegate URL: write tidegate://host:port")
+    tls = url.startswith(SCHEME_TLS)
+    rest = url.partition("://")[2].rstrip("/")
+    login, at, rest = rest.rpartition("@")
+    user, colon, password = login.partition(":")
+    if at and not user:
+        raise InvalidValue(f"{redact_url(url)} names no user: write tidegate://user@host:port")
+    return ClusterAddress(
+        _nodes(url, rest),
+        tls,
+        unquote(user) if user else None,
+        unquote(password) if colon else None,
+    )
+
+
+def redact_url(url: object) -> str:
+    """Return a URL for error messages, with everything before the last @ hidden."""
+    if not isinstance(url, str) or "@" not in url:
+        return repr(url)
+    scheme, _, rest = url.partition("://")
+    return repr(f"{scheme}://***@{rest.rpartition('@')[2]}")
+
+
+def _nodes(url: str, rest: str) -> list[tuple[str, int]]:
+    if not rest:
+        raise InvalidValue(f"{redact_url(url)} names no host: write tidegate://host:port")
+    nodes = []
+    for part in rest.split(","):
+        host, colon, port = part.rpartition(":")
+        if not colon or part.endswith("]"):
+            host, port = part, str(DEFAULT_PORT)
+        # `isdigit` alone accepts superscripts, which `int` rejects.
+        is_number = port.isascii() and port.isdigit() and len(port) <= _DIGITS_MAX
+        if not is_number or not 0 < int(port) <= _PORT_MAX:
+            raise InvalidValue(f"{port!r} in {redact_url(url)} is no port: 1 to {_PORT_MAX}")
+        bare = host.removeprefix("[").removesuffix("]")
+        if not bare:
+            raise InvalidValue(f"{redact_url(url)} names no host: write tidegate://host:port")
+        if ":" in bare and bare == host:
+            raise InvalidValue(f"{host!r} in {redact_url(url)}: write tidegate://[{host}]:{port}")
+        nodes.append((bare, int(port)))
+    return nodes
+
+
+# -- credentials --
+# The login of a client: from the URL, from arguments, or from the environment.
+#
+#     TIDEGATE_USER, TIDEGATE_PASSWORD, TIDEGATE_PASSWORD_FILE
+#
+# A password in the call or the URL takes precedence over a file, and a file over the environment.
+# No
+# repr and no error shows a password.
+
+
+USER_VARIABLE = "TIDEGATE_USER"
+PASSWORD_VARIABLE = "TIDEGATE_PASSWORD"
+PASSWORD_FILE_VARIABLE = "TIDEGATE_PASSWORD_FILE"
+
+
+class Credentials:
+    """A user name and its password."""
+
+    __slots__ = ("password", "user")
+
+    def __init__(self, user: str, password: str) -> None:
+        self.user = user
+        self.password = password
+
+    def __repr__(self) -> str:
+        return f"Credentials({self.user!r}, ***)"
+
+
+def find_credentials(
+    user: str | None,
+    password: str | None,
+    password_file: str | os.PathLike[str] | None,
+    environment: Mapping[str, str] = os.environ,
+) -> Credentials | None:
+    """Return the credentials to log in with; `None` means no login.
+
+    A node without users accepts clients without a login. A user without a password, or a password
+    without a user, raises `InvalidValue`.
+    """
+    user = user or environment.get(USER_VARIABLE)
+    if not user:
+        if password is not None or password_file is not None:
+            raise InvalidValue("a password without a user: whose is it?")
+        return None
+    if password is None and password_file is not None:
+        password = read_password_file(Path(password_file))
+    if password is None:
+        password = environment.get(PASSWORD_VARIABLE)
+    if password is None and (named := environment.get(PASSWORD_FILE_VARIABLE)):
+        password = read_password_file(Path(named))
+    if password is None:
+        raise InvalidValue(
+            f"no password for user {user!r}: set {PASSWORD_VARIABLE} or {PASSWORD_FILE_VARIABLE}, "
+            "or give password= or password_file="
+        )
+    return Credentials(user, password)
+
+
+def read_password_file(file: Path) -> str:
+    """Return the first line of a password file; raise `InvalidValue` if it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
+    except (OSError, UnicodeDecodeError) as failure:
+        reason = failure.strerror if isinstance(failure, OSError) else "it is not UTF-8"
+        raise InvalidValue(f"the password file {file} cannot be read: {reason}") from None
+
+
+# -- tls --
+# TLS contexts of clients: at least TLS 1.2, with the host's certificate verified.
+
+
+CA_FILE_VARIABLE = "TIDEGATE_CA_FILE"
+
+
+def verifying_context(authority: Path | None = None) -> ssl.SSLContext:
+    """Return a context that trusts the authorities of a PEM file, or those of the machine.
+
+    `authority` is the file; `None` means the file in TIDEGATE_CA_FILE, if set.
+    """
+    if authority is None and (named := os.environ.get(CA_FILE_VARIABLE)):
+        authority = Path(named)
+    try:
+        context = ssl.create_default_context(cafile=authority)
+    except (OSError, ValueError) as failure:
+        raise InvalidValue(f"{authority} holds no certificates in PEM: {failure}") from None
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context

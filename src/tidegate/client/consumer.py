@@ -18,29 +18,32 @@ from typing import Any
 
 import msgspec
 
-from tidegate.client.link import Link
-from tidegate.client.message import Comeback, MessageBatch, batches_of
+from tidegate.client.connection import Transport
+from tidegate.client.message import MessageBatch, ReturnOptions, split_payloads
 from tidegate.core.errors import InvalidValue, LeaseLost, TidegateError
 from tidegate.core.model import Order
-from tidegate.telemetry.numbers import ClusterNumbers
-from tidegate.wire.packets.live_numbers import Stats
-from tidegate.wire.packets.prefetch import SetPrefetch
-from tidegate.wire.packets.settling import Extend, Return, Settle, SettleResponse
-from tidegate.wire.packets.subscriptions import (
+from tidegate.protocol.cluster import Stats
+from tidegate.protocol.messages import (
     ConsumerEnded,
     Deliver,
+    Extend,
+    Return,
+    SetPrefetch,
+    Settle,
+    SettleResponse,
     Subscribe,
     SubscribeResponse,
     Unsubscribe,
 )
+from tidegate.telemetry.stats import ClusterStats
 
 # How long acknowledgements wait for more, in seconds, while the node has enough credit. One packet
 # per acknowledgement would cost the node more than the messages.
 _ACK_LINGER_S = 0.003
-UNSTARTED = Comeback(unstarted=True)
+UNSTARTED = ReturnOptions(unstarted=True)
 
 
-class Leg:
+class RemoteConsumer:
     """A consumer number at one queue over one transport, with the messages that it holds."""
 
     def __init__(
@@ -48,15 +51,15 @@ class Leg:
         queue: str,
         queue_id: int,
         consumer: int,
-        link: Link,
+        link: Transport,
         *,
         prefetch: int,
         order: Order,
         automatic: bool,
         mine_only: bool = False,
         on_arrived: Callable[[list[MessageBatch]], None],
-        on_ended: Callable[[Leg, ConsumerEnded], None],
-        on_prefetch: Callable[[Leg, int], None],
+        on_ended: Callable[[RemoteConsumer, ConsumerEnded], None],
+        on_prefetch: Callable[[RemoteConsumer, int], None],
     ) -> None:
         # The name of the logical or plain queue, not of a replica.
         self.queue = queue
@@ -159,7 +162,7 @@ class Leg:
     def delivered(self, packet: Deliver, body: memoryview) -> None:
         if self.lost:
             return
-        batches = batches_of(packet.runs, body, self, 0)
+        batches = split_payloads(packet.runs, body, self, 0)
         run = packet.runs[-1]
         self._last_tag = run.tag + len(run.lengths) - 1
         self._on_arrived(batches)
@@ -173,7 +176,7 @@ class Leg:
         # since every one of them asks regularly.
         asked = Stats(self.queue_id, cluster=False, consumers=False)
         answered = await self._link.ask(asked)
-        numbers = msgspec.json.decode(answered.body, type=ClusterNumbers)
+        numbers = msgspec.json.decode(answered.body, type=ClusterStats)
         for queue in (queue for node in numbers.nodes for queue in node.queues):
             if queue.queue_id == self.queue_id:
                 return 0 if queue.paused else queue.waiting - queue.delayed
@@ -190,7 +193,7 @@ class Leg:
 
     # Settling messages
 
-    def lease_of(self, generation: int) -> tuple[Link, int, int]:
+    def lease_of(self, generation: int) -> tuple[Transport, int, int]:
         """Return transport, queue id and consumer number of a held message.
 
         Raise `LeaseLost` if the consumer is lost, and `InvalidValue` if it acknowledges
@@ -247,7 +250,7 @@ class Leg:
         if lost and first == last:
             raise LeaseLost("the message was no longer held: it has gone to somebody else")
 
-    async def return_tags(self, first: int, last: int, generation: int, how: Comeback) -> None:
+    async def return_tags(self, first: int, last: int, generation: int, how: ReturnOptions) -> None:
         self.flush_acks()
         await self._settle(Return, first, last, **how._asdict())
 

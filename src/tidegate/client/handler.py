@@ -8,16 +8,18 @@ would fail, too.
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import inspect
+import threading
 from collections.abc import Callable
-from typing import Any, get_type_hints
+from concurrent.futures import Executor, Future
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, NamedTuple, get_type_hints
 
-from tidegate.client.checks import check_count
-from tidegate.client.message import Message
-from tidegate.client.options import check_text
-from tidegate.client.payloads import Decode, Undecodable, decoder_of
-from tidegate.client.threads import Threads
-from tidegate.client.verdict import Reject
+from tidegate.client.message import Decode, Message, Undecodable, payload_decoder
+from tidegate.client.options import check_count, check_seconds, check_text
 from tidegate.core.errors import InvalidValue
 from tidegate.core.model import QueuePolicy
 from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
@@ -31,7 +33,7 @@ PREFETCH_PER_SLOT = 2
 Prefetch = int | PrefetchGoal | PrefetchModel | None
 
 
-class Worker:
+class Handler:
     """A function and its settings, as declared by `@app.worker(queue)`."""
 
     def __init__(
@@ -57,7 +59,7 @@ class Worker:
     def __repr__(self) -> str:
         return f"<Worker {name_of(self.function)} of queue {self.queue!r}>"
 
-    async def call(self, message: Message, threads: Threads) -> object:
+    async def call(self, message: Message, threads: HandlerThreads) -> object:
         """Call the function with a message: an async one directly, another one in a thread."""
         if self._is_async:
             by_position, by_name = self._arguments.of(message)
@@ -92,7 +94,7 @@ class _Arguments:
             elif not payload_seen:
                 payload_seen = True
                 try:
-                    self._given.append((by_name, decoder_of(wanted)))
+                    self._given.append((by_name, payload_decoder(wanted)))
                 except InvalidValue as failure:
                     raise InvalidValue(f"{name} cannot take its payload: {failure}") from None
             elif parameter.default is parameter.empty:
@@ -183,3 +185,142 @@ def prefetch_and_goal(prefetch: Prefetch, concurrency: int) -> tuple[int, Prefet
     prefetch.check()
     start = checked_prefetch(None, concurrency) if prefetch.manual is None else prefetch.manual
     return min(max(start, prefetch.low), prefetch.high), prefetch
+
+
+# -- verdict --
+# Exceptions with which a worker's function decides what happens to its message.
+
+
+class Reject(Exception):
+    """Moves the message to the dead letters at once, with this text as the reason."""
+
+
+class Retry(Exception):
+    """Returns the message to the queue, to be delivered again after `after` seconds.
+
+    `None` means the delay of the queue's policy. It counts as a failed delivery, so after
+    `deliveries_max` of them the message goes to the dead letters.
+    """
+
+    def __init__(self, text: str = "", *, after: float | None = None) -> None:
+        if after is not None:
+            check_seconds("after", after, at_least=0.0)
+        super().__init__(text)
+        self.after = after
+
+
+def exception_text(error: BaseException) -> str:
+    """Return the text of an exception, in characters that UTF-8 can encode.
+
+    A file name in it, for example, may hold lone surrogates. This function never raises, since a
+    message whose error cannot be sent would stay held for ever.
+    """
+    try:
+        return str(error).encode(errors="backslashreplace").decode()
+    except Exception:
+        return "(it cannot say why)"
+
+
+def error_text(error: BaseException) -> str:
+    """Return an exception as dead letters keep it: `type: text`."""
+    return f"{type(error).__name__}: {exception_text(error)}"
+
+
+# -- threads --
+# Threads for handlers that are not async, up to a maximum number.
+#
+# The standard library's pool joins its threads when the process ends, so one hanging handler would
+# keep a worker from stopping. These threads are daemons: they end with the process. The messages of
+# handlers that still run have gone back to their queues by then.
+
+
+class HandlerThreads(Executor):
+    """An executor that starts threads when they are first needed."""
+
+    def __init__(self, name: str, count_max: int) -> None:
+        self._name = name
+        self._count_max = count_max
+        self._count = 0
+        self._idle = threading.Semaphore(0)
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        """Call a function in a thread with the caller's context variables; return its result."""
+        with_context = partial(contextvars.copy_context().run, function)
+        return await asyncio.get_running_loop().run_in_executor(self, with_context)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._jobs.put((future, partial(fn, *args, **kwargs)))
+        if not self._idle.acquire(blocking=False) and self._count < self._count_max:
+            self._count += 1
+            name = f"tidegate-{self._name}-{self._count}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        return future
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, call = job
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = call()
+                except (StopIteration, SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+                    # These exceptions would stop the event loop that receives them, though only a
+                    # job has failed.
+                    failure = RuntimeError(f"{type(error).__name__}: {error}")
+                    failure.__cause__ = error
+                    future.set_exception(failure)
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+            # An idle thread must not keep the message and its arguments in memory.
+            del job, future, call
+            self._idle.release()
+
+    def end(self) -> None:
+        """End idle threads now, and busy ones after their job."""
+        for _ in range(self._count):
+            self._jobs.put(None)
+
+
+# -- handling --
+# Meters of a worker's handlers: messages processed, and busy time of its slots.
+
+
+class HandlerCounts(NamedTuple):
+    """Totals since the worker began."""
+
+    messages: int
+    # Summed over all slots: two slots that are busy for a second count two.
+    busy_s: float
+
+
+class HandlerMeter:
+    """Counts when handlers begin and end."""
+
+    def __init__(self, slots: int, clock: Callable[[], float]) -> None:
+        self.slots = slots
+        self._clock = clock
+        self._at_work = 0
+        self._messages = 0
+        self._busy_s = 0.0
+        self._counted_at = clock()
+
+    def began(self) -> None:
+        self._count()
+        self._at_work += 1
+
+    def ended(self) -> None:
+        self._count()
+        self._at_work -= 1
+        self._messages += 1
+
+    def read(self) -> HandlerCounts:
+        self._count()
+        return HandlerCounts(self._messages, self._busy_s)
+
+    def _count(self) -> None:
+        now = self._clock()
+        self._busy_s += self._at_work * (now - self._counted_at)
+        self._counted_at = now

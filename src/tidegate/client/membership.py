@@ -13,26 +13,29 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tidegate.core.errors import NotOwner, RetryLater, TidegateError
-from tidegate.core.replication import ReplicaPlace, Role, Topology
-from tidegate.wire.packets.membership import Join, JoinResponse, Leave, Migrated
+from tidegate.core.errors import NotOwner, QueueNotExisting, RetryLater, TidegateError
+from tidegate.core.topology import MemberRole, ReplicaInfo, Topology
+from tidegate.protocol.cluster import Join, JoinResponse, Leave, Migrated
 
 if TYPE_CHECKING:
-    from tidegate.client.calls import Calls
+    from tidegate.client.consumer import RemoteConsumer
+    from tidegate.client.reads import Calls
+    from tidegate.client.subscription import ConsumerSet, Subscription
+
 
 REFRESH_S = 5.0
 _BACKOFF_FIRST_S = 0.02
 _BACKOFF_MAX_S = 1.0
 
 
-class Membership:
+class QueueMembership:
     """One producer or consumer of a logical queue, and the replica assigned to it."""
 
     def __init__(
         self,
         client: Calls,
         queue_id: int,
-        role: Role,
+        role: MemberRole,
         member: int,
         *,
         wanted: int | None = None,
@@ -57,7 +60,7 @@ class Membership:
         self.replica_id = 0
 
     @property
-    def place(self) -> ReplicaPlace | None:
+    def place(self) -> ReplicaInfo | None:
         """The assigned replica; `None` if there is none."""
         if self.topology is None or not self.replica_id:
             return None
@@ -133,3 +136,91 @@ class Membership:
     def moved(self, replica_id: int) -> None:
         self.replica_id = replica_id
         self._on_news()
+
+
+# -- at_home --
+# Messages of a logical queue that are addressed to this client.
+#
+# One replica holds all messages for a receiver. If a subscription is assigned to another replica,
+# it
+# has an additional consumer there. That consumer gets only addressed messages and does not count as
+# a
+# member. It follows when the assignment changes, and ends when the subscription itself moves to
+# that
+# replica.
+
+# The divisor of the subscription's prefetch that gives the prefetch of the additional consumer.
+# Addressed messages are seldom many.
+_PREFETCH_PART = 8
+
+
+class AddressedReads:
+    """The additional consumer of a subscription for addressed messages."""
+
+    def __init__(self, subscription: Subscription, footing: ConsumerSet) -> None:
+        self._subscription = subscription
+        self._footing = footing
+        self._going = False
+        self.leg: RemoteConsumer | None = None
+
+    @property
+    def prefetch(self) -> int:
+        return max(self._subscription.prefetch // _PREFETCH_PART, 1)
+
+    def look(self) -> None:
+        """Start to move the consumer to the right replica, if it is at another one."""
+        if not self._going and self._is_elsewhere():
+            self._going = True
+            self._subscription.spawn(self._go())
+
+    def lost(self, leg: RemoteConsumer) -> None:
+        if leg is self.leg:
+            self.leg = None
+
+    async def set_prefetch(self) -> None:
+        """Adapt to a new prefetch of the subscription."""
+        if self.leg is not None and self.leg.is_connected:
+            await self.leg.set_prefetch(self.prefetch)
+
+    def _is_elsewhere(self) -> bool:
+        return (0 if self.leg is None else self.leg.queue_id) != self._subscription.home_id()
+
+    async def _go(self) -> None:
+        try:
+            await self._go_as_often_as_it_takes()
+        except TidegateError as error:
+            self._subscription.fail(error)
+        finally:
+            self._going = False
+
+    async def _go_as_often_as_it_takes(self) -> None:
+        subscription = self._subscription
+        backoff_s = _BACKOFF_FIRST_S
+        while self._is_elsewhere():
+            former, self.leg = self.leg, None
+            if former is not None:
+                self._footing.part_from(former)
+            home_id = subscription.home_id()
+            if not home_id:
+                return
+            leg = await subscription.new_leg_at_home(home_id, self.prefetch)
+            try:
+                await leg.subscribe()
+            except (RetryLater, QueueNotExisting):
+                # The replica does not serve this client now. Its assignment may have changed.
+                subscription.lose(leg)
+                subscription.join_again()
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+                continue
+            except BaseException:
+                subscription.lose(leg)
+                leg.abandon()
+                raise
+            if leg.lost:
+                continue
+            self.leg = leg
+            if not subscription.wants_more():
+                self._footing.part_from(leg)
+                self.leg = None
+                return

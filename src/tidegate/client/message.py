@@ -6,26 +6,30 @@ iterates.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
+
+import msgspec
 
 from tidegate.client.options import check_seconds, check_text
 from tidegate.core.errors import InvalidValue
 from tidegate.core.model import Attributes, Death
-from tidegate.wire.packets.run import Run
+from tidegate.protocol.packet import Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tidegate.client.link import Link
+    from tidegate.client.connection import Transport
 
 
 ERROR_LENGTH_MAX = 2000
 _NO_ATTRIBUTES = Attributes()
 
 
-class Comeback(NamedTuple):
+class ReturnOptions(NamedTuple):
     """How a message goes back to its queue: failed, rejected, or not begun."""
 
     delay_ms: int | None = None
@@ -34,15 +38,17 @@ class Comeback(NamedTuple):
     unstarted: bool = False
 
 
-class Holder(Protocol):
+class MessageSettler(Protocol):
     """Settles delivered messages; tags number the deliveries of a consumer."""
 
     queue: str
 
-    def lease_of(self, generation: int) -> tuple[Link, int, int]: ...
+    def lease_of(self, generation: int) -> tuple[Transport, int, int]: ...
     def ack_tag(self, tag: int, generation: int) -> None: ...
     async def ack_tags(self, first: int, last: int, generation: int) -> None: ...
-    async def return_tags(self, first: int, last: int, generation: int, how: Comeback) -> None: ...
+    async def return_tags(
+        self, first: int, last: int, generation: int, how: ReturnOptions
+    ) -> None: ...
     async def extend_tags(self, first: int, last: int, generation: int, lease_s: float) -> None: ...
 
 
@@ -58,7 +64,7 @@ class Message:
     __slots__ = ("_generation", "_holder", "_index", "_run", "payload")
 
     def __init__(
-        self, run: Run, index: int, payload: bytes, holder: Holder | None, generation: int
+        self, run: Run, index: int, payload: bytes, holder: MessageSettler | None, generation: int
     ) -> None:
         self._run = run
         self._index = index
@@ -146,7 +152,7 @@ class Message:
         """Whether it may have been delivered before. `False` is certain."""
         return self._run.redelivered or self.delivery_count > 1
 
-    def _held_by(self) -> Holder:
+    def _held_by(self) -> MessageSettler:
         if self._holder is None or not self._run.tag:
             raise InvalidValue(
                 "this message is not held: it was browsed, or read without a lease, which "
@@ -154,7 +160,7 @@ class Message:
             )
         return self._holder
 
-    def held_under(self) -> tuple[Link, int, int, int]:
+    def held_under(self) -> tuple[Transport, int, int, int]:
         """Return transport, queue id, consumer number and tag; `LeaseLost` if it is not held."""
         holder = self._held_by()
         return (*holder.lease_of(self._generation), self._run.tag + self._index)
@@ -197,16 +203,16 @@ class Message:
 
         Raise `LeaseLost` if the connection was lost.
         """
-        await self._return(Comeback(error=_text_of(error), reject=True))
+        await self._return(ReturnOptions(error=_text_of(error), reject=True))
 
     async def release(self) -> None:
         """Return a message that was not begun; it is delivered again at once.
 
         The delivery does not count as failed. Raise `LeaseLost` if the connection was lost.
         """
-        await self._return(Comeback(unstarted=True))
+        await self._return(ReturnOptions(unstarted=True))
 
-    async def _return(self, how: Comeback) -> None:
+    async def _return(self, how: ReturnOptions) -> None:
         tag = self._run.tag + self._index
         await self._held_by().return_tags(tag, tag, self._generation, how)
 
@@ -222,7 +228,7 @@ class MessageBatch:
     __slots__ = ("_generation", "_holder", "_run", "payloads")
 
     def __init__(
-        self, run: Run, payloads: list[bytes], holder: Holder | None, generation: int
+        self, run: Run, payloads: list[bytes], holder: MessageSettler | None, generation: int
     ) -> None:
         self._run = run
         self.payloads = payloads
@@ -261,10 +267,10 @@ class MessageBatch:
             await self._holder.return_tags(*self._tags(), self._generation, how)
 
 
-def _failed(delay: float | None, error: str | None) -> Comeback:
+def _failed(delay: float | None, error: str | None) -> ReturnOptions:
     if delay is not None:
         check_seconds("delay", delay, at_least=0.0)
-    return Comeback(None if delay is None else int(delay * 1e3), _text_of(error))
+    return ReturnOptions(None if delay is None else int(delay * 1e3), _text_of(error))
 
 
 def _text_of(error: str | None) -> str | None:
@@ -278,8 +284,8 @@ def _of(column: Sequence[int], index: int) -> int:
     return column[index] if len(column) > 1 else column[0]
 
 
-def batches_of(
-    runs: list[Run], body: memoryview | bytes, holder: Holder | None, generation: int
+def split_payloads(
+    runs: list[Run], body: memoryview | bytes, holder: MessageSettler | None, generation: int
 ) -> list[MessageBatch]:
     """Split the body of a packet into the payloads of its runs."""
     # One copy releases the receive buffer. Slices of bytes are cheaper than slices of a view.
@@ -292,3 +298,144 @@ def batches_of(
         at = ends[-1]
         batches.append(MessageBatch(run, payloads, holder, generation))
     return batches
+
+
+# -- payloads --
+# Conversion between payloads and values: bytes, text, or JSON of a type.
+#
+# Each type gets a decoder when its worker is declared, so a type that cannot be decoded fails
+# there.
+# msgspec handles JSON of dataclasses, Structs, TypedDicts, lists and so on. A type that contains a
+# pydantic model is handled by pydantic. This module never imports pydantic, since an application
+# with
+# such a type has imported it.
+
+
+JSON = "application/json"
+TEXT = "text/plain; charset=utf-8"
+
+Decode = Callable[[bytes], Any]
+
+
+class EncodedPayload(NamedTuple):
+    """A payload with its content type."""
+
+    payload: bytes
+    content_type: str | None
+
+
+class Undecodable(Exception):
+    """The payload is not of the wanted type, so a retry would fail, too."""
+
+
+def encode_payload(value: object) -> EncodedPayload:
+    """Encode a value: bytes unchanged, text as UTF-8, anything else as JSON.
+
+    A value that JSON cannot represent raises `InvalidValue`.
+    """
+    if isinstance(value, bytes | bytearray | memoryview):
+        return EncodedPayload(bytes(value), None)
+    if isinstance(value, str):
+        return EncodedPayload(value.encode(), TEXT)
+    kind: Any = type(value)
+    if _is_pydantic(kind):
+        return EncodedPayload(_pydantic_adapter(kind).dump_json(value), JSON)
+    try:
+        return EncodedPayload(msgspec.json.encode(value, enc_hook=_plain), JSON)
+    except (TypeError, msgspec.MsgspecError) as failure:
+        raise InvalidValue(
+            f"a {type(value).__name__} cannot be written as JSON: {failure}. Give bytes, a string, "
+            "or a value of dataclasses, msgspec or pydantic models, lists, dicts and the like"
+        ) from None
+
+
+def _plain(value: Any) -> Any:
+    """Convert a pydantic model inside another value."""
+    kind: Any = type(value)
+    if _is_pydantic(kind):
+        return _pydantic_adapter(kind).dump_python(value, mode="json")
+    raise TypeError(f"nobody knows how {kind.__name__} is written")
+
+
+def payload_decoder(wanted: Any) -> Decode:
+    """Return a function that decodes payloads to a type; `InvalidValue` if impossible."""
+    if wanted is bytes:
+        return bytes
+    if wanted is str:
+        return _text
+    name = getattr(wanted, "__name__", str(wanted))
+    if _mentions_pydantic(wanted):
+        return _pydantic_decoder(wanted, name)
+    try:
+        decode = msgspec.json.Decoder(wanted).decode
+        unknown = _unknown_in(msgspec.inspect.type_info(wanted), set())
+    except (TypeError, ValueError) as failure:
+        raise InvalidValue(f"JSON does not become a {name}: {failure}") from None
+    if unknown:
+        # msgspec itself would fail only when a message is decoded.
+        raise InvalidValue(
+            f"JSON does not become a {name}, for nobody knows how {unknown.pop()} is written: use "
+            "dataclasses, TypedDicts, msgspec or pydantic models, lists, dicts and the like"
+        )
+
+    def from_json(payload: bytes) -> Any:
+        try:
+            return decode(payload)
+        except Exception as failure:  # the checks of a model may raise any exception
+            raise Undecodable(f"the payload is no {name}: {failure}") from failure
+
+    return from_json
+
+
+def _unknown_in(info: object, seen: set[int]) -> set[str]:
+    """Return the names of types within a type that JSON cannot represent."""
+    if id(info) in seen:
+        return set()  # a recursive type
+    seen.add(id(info))
+    if isinstance(info, msgspec.inspect.CustomType):
+        return {getattr(info.cls, "__name__", str(info.cls))}
+    parts: list[object] = []
+    if isinstance(info, tuple | list):
+        parts = list(info)
+    elif isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
+        parts = [getattr(info, name) for name in info.__struct_fields__]
+    return {name for part in parts for name in _unknown_in(part, seen)}
+
+
+def _text(payload: bytes) -> str:
+    try:
+        return payload.decode()
+    except UnicodeDecodeError as failure:
+        raise Undecodable(f"the payload is no text: {failure}") from None
+
+
+def _is_pydantic(wanted: Any) -> bool:
+    return hasattr(wanted, "__pydantic_validator__")
+
+
+def _mentions_pydantic(wanted: Any) -> bool:
+    """Return whether a type is or contains a pydantic model."""
+    return _is_pydantic(wanted) or any(_mentions_pydantic(part) for part in get_args(wanted))
+
+
+@cache
+def _pydantic_adapter(wanted: Any) -> Any:
+    return sys.modules["pydantic"].TypeAdapter(wanted)
+
+
+def _pydantic_decoder(wanted: Any, name: str) -> Decode:
+    validate = _pydantic_adapter(wanted).validate_json
+    invalid = sys.modules["pydantic"].ValidationError
+
+    def from_json(payload: bytes) -> Any:
+        try:
+            return validate(payload)
+        except invalid as failure:
+            # pydantic's own text quotes the payload, which must not get into logs.
+            found = failure.errors(include_url=False, include_input=False, include_context=False)
+            faults = "; ".join(
+                f"{one['msg']} at {'.'.join(map(str, one['loc'])) or 'the top'}" for one in found
+            )
+            raise Undecodable(f"the payload is no {name}: {faults}") from None
+
+    return from_json

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypedDict
 
-from tidegate.core.errors import InvalidValue
+from tidegate.core.errors import InvalidValue, TooLarge
 from tidegate.core.model import PRIORITY_DEFAULT, PRIORITY_HIGHEST, PRIORITY_LOWEST, Attributes
+from tidegate.protocol.connection import MESSAGE_BYTES_MAX
 
 # The longest wait, lease or delay that a node accepts: 24 days.
 SECONDS_MAX = 2_147_483
@@ -43,7 +44,7 @@ class PutOptions(TypedDict, total=False):
     tenant: str | None
 
 
-class Special(NamedTuple):
+class MessageOptions(NamedTuple):
     """The options of one message in the form in which they are sent."""
 
     receiver: int | None = None
@@ -54,12 +55,12 @@ class Special(NamedTuple):
     ttl_s: float | None = None
 
 
-PLAIN = Special()
+DEFAULT_MESSAGE_OPTIONS = MessageOptions()
 _NAMES = PutOptions.__annotations__.keys()
 _NO_ATTRIBUTES = Attributes()
 
 
-def checked_options(options: PutOptions) -> Special:
+def checked_options(options: PutOptions) -> MessageOptions:
     """Return the options in the form in which they are sent; raise `InvalidValue` for a bad value.
 
     An unknown option raises `TypeError`.
@@ -91,7 +92,7 @@ def checked_options(options: PutOptions) -> Special:
         raise InvalidValue("give delay or deliver_at, not both")
     if ttl is not None and attributes.expires_at is not None:
         raise InvalidValue("give ttl or expires_at, not both")
-    return Special(
+    return MessageOptions(
         receiver,
         context,
         priority,
@@ -158,3 +159,23 @@ def check_seconds(name: str, seconds: object, *, at_least: float) -> None:
         raise InvalidValue(
             f"{name} is in seconds, from {at_least:g} to {SECONDS_MAX}, not {seconds!r}"
         )
+
+
+# -- checks --
+# Checks of arguments at the call, so that a bad call fails there with a clear error.
+
+
+def checked_payload(payload: object) -> bytes:
+    if isinstance(payload, str):
+        raise TypeError("a payload is bytes: encode the text, as in text.encode()")
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        raise TypeError(f"a payload is bytes, not {type(payload).__name__}")
+    data = bytes(payload)
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise TooLarge(f"a message of {len(data)} bytes exceeds the limit of {MESSAGE_BYTES_MAX}")
+    return data
+
+
+def check_count(name: str, count: object) -> None:
+    if type(count) is not int or not 1 <= count < 2**31:
+        raise InvalidValue(f"{name} is a whole number from 1, not {count!r}")

@@ -22,13 +22,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tidegate.client.engine import EngineSubscription
-from tidegate.client.handling import Handled, Handling
+from tidegate.client.handler import HandlerCounts, HandlerMeter
+from tidegate.core.decisions import Decision
 from tidegate.core.errors import TidegateError
 from tidegate.core.prefetch import ConsumerSample, PrefetchGoal, PrefetchModel
-from tidegate.core.steering import Decision
-from tidegate.laws.control_step import ControlStep, Mode, Saturation
-from tidegate.laws.prefetch_decision import explained
-from tidegate.laws.prefetch_steering import PrefetchSteering
+from tidegate.laws.prefetch.controller import ControllerMode, ControlStep, Saturation
+from tidegate.laws.prefetch.loop import PrefetchRegulator, explain_step
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ TICK_S_MIN = 0.02
 # The part of a sample for which the loop waits for the number of waiting messages.
 ASKED_FOR = 0.5
 # The least time between two log entries about an unchanged condition, in seconds.
-TOLD_AGAIN_S = 60.0
+REPEAT_WARNING_S = 60.0
 
 
 class PrefetchStep(NamedTuple):
@@ -57,7 +56,9 @@ class PrefetchStep(NamedTuple):
 
     def explained(self) -> Decision:
         """Return the step as a `Decision`, the form that all control loops use."""
-        return explained(self.step, self.goal, self.model, service=self.queue, output=self.prefetch)
+        return explain_step(
+            self.step, self.goal, self.model, service=self.queue, output=self.prefetch
+        )
 
 
 OnStep = Callable[[PrefetchStep], None]
@@ -66,10 +67,10 @@ OnStep = Callable[[PrefetchStep], None]
 class _Reading(NamedTuple):
     at: float
     delivered: int
-    handled: Handled | None
+    handled: HandlerCounts | None
 
 
-class SteeredPrefetch:
+class AutomaticPrefetch:
     """The prefetch loop of one consumer; it survives the subscriptions that it controls."""
 
     def __init__(
@@ -79,12 +80,12 @@ class SteeredPrefetch:
         *,
         start: int,
         model: PrefetchModel | None = None,
-        handling: Handling | None = None,
+        handling: HandlerMeter | None = None,
         on_step: OnStep | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.queue = queue
-        self.steering = PrefetchSteering(goal, model, start)
+        self.steering = PrefetchRegulator(goal, model, start)
         self._handling = handling
         self._on_step = on_step
         self._clock = clock or asyncio.get_running_loop().time
@@ -96,7 +97,7 @@ class SteeredPrefetch:
         self._held_s = 0.0
         self._was_broken = False
         # What was logged last, and when.
-        self._told: tuple[Mode, Saturation, bool] | None = None
+        self._told: tuple[ControllerMode, Saturation, bool] | None = None
         self._told_at = -math.inf
 
     @property
@@ -226,7 +227,7 @@ class SteeredPrefetch:
         is_redesigned = any(note.startswith(("redesigned", "swings")) for note in step.notes)
         now = self._clock()
         news = (step.mode, step.saturated, told.model is not None)
-        if news == self._told and not is_redesigned and now - self._told_at < TOLD_AGAIN_S:
+        if news == self._told and not is_redesigned and now - self._told_at < REPEAT_WARNING_S:
             return
         self._told, self._told_at = news, now
         log.info(

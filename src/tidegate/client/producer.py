@@ -32,11 +32,10 @@ import asyncio
 import random
 import secrets
 from collections import deque
-from typing import TYPE_CHECKING
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidegate.client.batch import Batch, fill_columns
-from tidegate.client.options import PLAIN, Special
-from tidegate.client.unsent import Unsent
+from tidegate.client.options import DEFAULT_MESSAGE_OPTIONS, MessageOptions
 from tidegate.core.errors import (
     IoFailure,
     LimitReached,
@@ -46,11 +45,13 @@ from tidegate.core.errors import (
     TidegateError,
 )
 from tidegate.core.model import PRIORITY_DEFAULT
-from tidegate.wire.packet import Packet
-from tidegate.wire.packets.puts import PutMessageResponse, PutMessages
+from tidegate.protocol.catalogue import Publish, PublishResponse
+from tidegate.protocol.messages import PutMessageResponse, PutMessages
+from tidegate.protocol.packet import Packet
 
 if TYPE_CHECKING:
     from tidegate.client.client import Client
+
 
 BATCH_COUNT_MAX = 500
 BATCH_BYTES_MAX = 256 * 1024
@@ -60,7 +61,7 @@ MANY_BYTES_MAX = 512 * 1024
 IN_FLIGHT_MAX = 8
 
 
-class Outbox:
+class Producer:
     """Collects and sends the messages to one queue."""
 
     __slots__ = (
@@ -94,11 +95,11 @@ class Outbox:
         self._payloads: deque[bytes] = deque()
         self._futures: deque[asyncio.Future[int]] = deque()
         # Options of the gathered messages, by position. `None` means that all have default options.
-        self._special: deque[Special] | None = None
+        self._special: deque[MessageOptions] | None = None
         self._batch = 0
         self._batch_seen = 0
-        self._in_flight: dict[int, Batch] = {}
-        self._resend: deque[Batch] = deque()
+        self._in_flight: dict[int, OutgoingBatch] = {}
+        self._resend: deque[OutgoingBatch] = deque()
         self._scheduled = False
         self._resolving = False
         # The id of the logical queue, once the queue has become one; a `ReplicaRouter` takes over
@@ -111,54 +112,54 @@ class Outbox:
         self._payloads.append(payload)
         self._futures.append(future)
         if self._special is not None:
-            self._special.append(PLAIN)
+            self._special.append(DEFAULT_MESSAGE_OPTIONS)
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)
         return future
 
-    def add_special(self, payload: bytes, special: Special) -> asyncio.Future[int]:
+    def add_special(self, payload: bytes, special: MessageOptions) -> asyncio.Future[int]:
         """Add a message with options of its own; return the future of its id."""
         if self._special is None:
-            self._special = deque([PLAIN] * len(self._payloads))
+            self._special = deque([DEFAULT_MESSAGE_OPTIONS] * len(self._payloads))
         future = self.add(payload)
         self._special[-1] = special
         return future
 
-    def take(self, unsent: Unsent) -> None:
+    def take(self, unsent: PendingMessages) -> None:
         """Add messages that another producer had gathered, and send them if possible."""
         if unsent.special is not None or self._special is not None:
             if self._special is None:
-                self._special = deque([PLAIN] * len(self._payloads))
-            self._special.extend(unsent.special or [PLAIN] * len(unsent.payloads))
+                self._special = deque([DEFAULT_MESSAGE_OPTIONS] * len(self._payloads))
+            self._special.extend(unsent.special or [DEFAULT_MESSAGE_OPTIONS] * len(unsent.payloads))
         self._payloads.extend(unsent.payloads)
         self._futures.extend(unsent.futures)
         self.flush()
 
-    def give_unsent(self) -> Unsent:
+    def give_unsent(self) -> PendingMessages:
         """Remove and return the messages that are in no batch yet."""
         special = None if self._special is None else list(self._special)
-        unsent = Unsent(list(self._payloads), list(self._futures), special)
+        unsent = PendingMessages(list(self._payloads), list(self._futures), special)
         self._payloads.clear()
         self._futures.clear()
         self._special = None
         return unsent
 
-    def give_refused(self, *, of_one_each: bool = False) -> list[Batch]:
+    def give_refused(self, *, of_one_each: bool = False) -> list[OutgoingBatch]:
         """Remove and return the batches that are certainly not stored.
 
         With `of_one_each`, leave batches of `put_many`, which have a single future and cannot be
         split.
         """
-        kept: deque[Batch] = deque()
-        refused: list[Batch] = []
+        kept: deque[OutgoingBatch] = deque()
+        refused: list[OutgoingBatch] = []
         for batch in self._resend:
             is_whole = isinstance(batch.futures, asyncio.Future)
             (kept if batch.is_unknown or (of_one_each and is_whole) else refused).append(batch)
         self._resend = kept
         return refused
 
-    def adopt(self, batch: Batch) -> None:
+    def adopt(self, batch: OutgoingBatch) -> None:
         """Send a batch that another producer was refused, under a number of this producer."""
         self._batch += 1
         batch.packet.producer, batch.packet.batch = self._producer, self._batch
@@ -193,7 +194,7 @@ class Outbox:
                     list(map(len, chosen)),
                     [priority],
                 )
-                self._resend.append(Batch(packet, [b"".join(chosen)], future))
+                self._resend.append(OutgoingBatch(packet, [b"".join(chosen)], future))
         self.flush()
         return await asyncio.gather(*waiting)
 
@@ -264,7 +265,7 @@ class Outbox:
             self._resend.remove(batch)
             self._send(batch)
 
-    def _next_batch(self) -> Batch:
+    def _next_batch(self) -> OutgoingBatch:
         payloads, futures = self._payloads, self._futures
         count = min(len(payloads), BATCH_COUNT_MAX)
         if count == len(payloads):
@@ -297,9 +298,9 @@ class Outbox:
             if not self._special:
                 self._special = None
             fill_columns(packet, special)
-        return Batch(packet, [b"".join(chosen)], waiting)
+        return OutgoingBatch(packet, [b"".join(chosen)], waiting)
 
-    def _send(self, batch: Batch) -> None:
+    def _send(self, batch: OutgoingBatch) -> None:
         link = self._client.link
         assert link is not None
         number = batch.packet.batch
@@ -321,16 +322,16 @@ class Outbox:
         batch.packet.queue_id = self.queue_id or batch.packet.queue_id
         link.submit(self._request(batch), batch.bodies, done)
 
-    def _request(self, batch: Batch) -> Packet:
+    def _request(self, batch: OutgoingBatch) -> Packet:
         """Return the request that carries a batch."""
         return batch.packet
 
-    def _take_answer(self, batch: Batch, answer: Packet) -> None:
+    def _take_answer(self, batch: OutgoingBatch, answer: Packet) -> None:
         """Pass the stored ids to the batch."""
         assert isinstance(answer, PutMessageResponse)
         batch.stored(answer.first_id, answer.ids)
 
-    def _failed(self, batch: Batch, error: TidegateError) -> None:
+    def _failed(self, batch: OutgoingBatch, error: TidegateError) -> None:
         if isinstance(error, IoFailure):
             batch.is_unknown = True
         if isinstance(error, NotHome):
@@ -363,7 +364,7 @@ class Outbox:
             return
         self._try_later(batch)
 
-    def _try_later(self, batch: Batch) -> None:
+    def _try_later(self, batch: OutgoingBatch) -> None:
         """Send a batch again after a delay that grows with its attempts."""
         self._put_back(batch)
         batch.tries += 1
@@ -373,7 +374,7 @@ class Outbox:
                 self._scheduled = True
                 self._loop.call_later(delay_s, self._flush)
 
-    def _put_back(self, batch: Batch) -> None:
+    def _put_back(self, batch: OutgoingBatch) -> None:
         """Insert a batch among those to resend, in the order of batch numbers."""
         at = 0
         while at < len(self._resend) and self._resend[at].packet.batch < batch.packet.batch:
@@ -430,3 +431,168 @@ def _by_bytes(payloads: list[bytes]) -> list[list[bytes]]:
         pieces[-1].append(payload)
         total += len(payload)
     return pieces
+
+
+# -- batch --
+# A batch of messages on its way to a node, with the futures of its puts.
+
+
+class OutgoingBatch:
+    """A put request with its payloads, and one future per message or one for all.
+
+    It keeps its number until its result is known.
+    """
+
+    __slots__ = (
+        "bodies",
+        "failing_since",
+        "full_at",
+        "futures",
+        "is_unknown",
+        "looked_up",
+        "packet",
+        "tries",
+    )
+
+    def __init__(
+        self,
+        packet: PutMessages,
+        bodies: list[bytes | memoryview],
+        futures: list[asyncio.Future[int]] | asyncio.Future[list[int]],
+    ) -> None:
+        self.packet = packet
+        self.bodies = bodies
+        self.futures = futures
+        self.tries = 0
+        self.failing_since: float | None = None
+        self.looked_up = False
+        # Whether it may be stored at the queue it was sent to. Only that queue can tell.
+        self.is_unknown = False
+        # Ids of replicas that had no room for it.
+        self.full_at: tuple[int, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.packet.lengths)
+
+    def stored(self, first_id: int, ids: list[int] | None) -> None:
+        """Set the results of the futures.
+
+        Ids count up from `first_id`, unless `ids` lists them. A `first_id` of 0 means that the ids
+        are not known: each result is 0.
+        """
+        futures = self.futures
+        step = 1 if first_id else 0
+        if isinstance(futures, asyncio.Future):
+            if not futures.done():
+                count = self.count
+                futures.set_result(list(range(first_id, first_id + count)) if step else [0] * count)
+            return
+        if ids is not None:
+            for future, each_id in zip(futures, ids, strict=False):
+                if not future.done():
+                    future.set_result(each_id)
+            return
+        for future in futures:
+            if not future.done():
+                future.set_result(first_id)
+            first_id += step
+
+    def give_up(self, error: TidegateError) -> None:
+        """Fail the futures with `error`."""
+        futures = self.futures
+        for future in [futures] if isinstance(futures, asyncio.Future) else futures:
+            if not future.done():
+                future.set_exception(error)
+
+
+def fill_columns(packet: PutMessages, special: list[MessageOptions]) -> None:
+    """Fill the option columns of a put request; leave out columns without a value."""
+    receivers, contexts, priorities, attributes, delays_s, ttls_s = map(
+        list, zip(*special, strict=True)
+    )
+    first = priorities[0]
+    packet.priorities = [first] if all(p == first for p in priorities) else priorities
+    packet.receivers = _unless_empty(receivers)
+    packet.contexts = _unless_empty(contexts)
+    packet.attributes = _unless_empty(attributes)
+    packet.delays_s = _unless_empty(delays_s)
+    packet.ttls_s = _unless_empty(ttls_s)
+
+
+def _unless_empty(column: list[Any]) -> list[Any] | None:
+    return None if all(entry is None for entry in column) else column
+
+
+# -- unsent --
+# Messages that are in no batch, taken from one producer to another.
+
+
+class PendingMessages(NamedTuple):
+    """Columns of messages with their futures."""
+
+    payloads: list[bytes]
+    futures: list[asyncio.Future[int]]
+    special: list[MessageOptions] | None
+
+    @classmethod
+    def of(cls, batch: OutgoingBatch) -> PendingMessages | None:
+        """Return the messages of a batch that is not stored; `None` for a batch of `put_many`.
+
+        A batch of `put_many` has one future for all messages, so it cannot be split.
+        """
+        if isinstance(batch.futures, asyncio.Future):
+            return None
+        packet, body = batch.packet, memoryview(b"".join(batch.bodies))
+        count = batch.count
+        ends = list(accumulate(packet.lengths, initial=0))
+        nothing = [None] * count
+        priorities = packet.priorities
+        columns = (
+            packet.receivers or nothing,
+            packet.contexts or nothing,
+            priorities if len(priorities) == count else priorities * count,
+            packet.attributes or nothing,
+            packet.delays_s or nothing,
+            packet.ttls_s or nothing,
+        )
+        return cls(
+            [bytes(body[low:high]) for low, high in pairwise(ends)],
+            batch.futures,
+            [MessageOptions(*of_one) for of_one in zip(*columns, strict=True)],
+        )
+
+
+# -- topic_outbox --
+# Publications to one topic, gathered into batches as puts to a queue are.
+
+
+class TopicProducer(Producer):
+    """Collects and sends publications to a topic.
+
+    The result of a future is the number of matching subscriptions.
+    """
+
+    __slots__ = ()
+
+    # A node stores batches of a topic concurrently, so only one batch in flight keeps their order.
+    in_flight_max = 1
+
+    def __init__(self, client: Client, topic: str) -> None:
+        super().__init__(client, topic)
+        # Publications name their topic, so there is no id to look up.
+        self.queue_id = 0
+
+    def _request(self, batch: OutgoingBatch) -> Packet:
+        return Publish(self.queue, batch.packet)
+
+    def _take_answer(self, batch: OutgoingBatch, answer: Packet) -> None:
+        assert isinstance(answer, PublishResponse)
+        futures = batch.futures
+        if isinstance(futures, asyncio.Future):
+            if not futures.done():
+                futures.set_result(answer.counts)
+            return
+        for future, count in zip(futures, answer.counts, strict=True):
+            if not future.done():
+                future.set_result(count)

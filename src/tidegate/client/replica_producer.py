@@ -33,28 +33,44 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Unpack
 
-from tidegate.client.batch import Batch
-from tidegate.client.membership import Membership
-from tidegate.client.options import PLAIN, Special
-from tidegate.client.outbox import Outbox
-from tidegate.client.replica_outbox import STALL_S, HomeOutbox, ReplicaOutbox
-from tidegate.client.unsent import Unsent
-from tidegate.core.errors import NotOwner, QueueNotExisting, TidegateError
-from tidegate.core.replication import (
-    ALIAS,
-    ReplicaPlace,
-    ReplicaState,
-    Role,
-    home_index,
-    home_key,
+from tidegate.client.membership import QueueMembership
+from tidegate.client.options import (
+    DEFAULT_MESSAGE_OPTIONS,
+    MessageOptions,
+    PutOptions,
+    checked_options,
+    checked_payload,
 )
-from tidegate.laws.splitter import Splitter
-from tidegate.wire.packets.puts import GetFate, GetFateResponse
+from tidegate.client.producer import OutgoingBatch, PendingMessages, Producer
+from tidegate.core.errors import (
+    InvalidValue,
+    IoFailure,
+    LimitReached,
+    NotHome,
+    NotOwner,
+    QueueNotExisting,
+    RetryLater,
+    TidegateError,
+)
+from tidegate.core.model import PRIORITY_DEFAULT
+from tidegate.core.topology import (
+    ALIAS,
+    MemberRole,
+    ReplicaInfo,
+    ReplicaState,
+    assignment_key,
+    assignment_slot,
+)
+from tidegate.laws.routing import Splitter
+from tidegate.protocol.messages import GetFate, GetFateResponse, PutMessageResponse
+from tidegate.protocol.packet import Packet
 
 if TYPE_CHECKING:
     from tidegate.client.client import Client
+
 
 _AWAY_FIRST_S = 0.05
 _AWAY_MAX_S = 1.0
@@ -62,7 +78,7 @@ _AWAY_MAX_S = 1.0
 _FULL_S = 0.25
 
 
-class Spread:
+class ReplicaRouter:
     """Distributes the messages to one logical queue over its replicas."""
 
     def __init__(
@@ -77,10 +93,10 @@ class Spread:
         self.client = client
         self.queue = queue
         self.queue_id = queue_id
-        self.membership = Membership(
+        self.membership = QueueMembership(
             client,
             queue_id,
-            Role.PRODUCER,
+            MemberRole.PRODUCER,
             member,
             wanted=wanted,
             on_news=self._learned,
@@ -89,15 +105,15 @@ class Spread:
         self._loop = asyncio.get_running_loop()
         self._payloads: list[bytes] = []
         self._futures: list[asyncio.Future[int]] = []
-        self._special: list[Special] | None = None
+        self._special: list[MessageOptions] | None = None
         self._scheduled = False
         # A random start, so that many clients that put one message each do not all use the same
         # replica.
         self._splitter = Splitter({}, random.random())
-        self._places: dict[int, ReplicaPlace] = {}
-        self._alias = ReplicaOutbox(self, queue_id)
-        self._outboxes: dict[int, ReplicaOutbox] = {queue_id: self._alias}
-        self._homes: dict[tuple[int, bool], HomeOutbox] = {}
+        self._places: dict[int, ReplicaInfo] = {}
+        self._alias = ReplicaProducer(self, queue_id)
+        self._outboxes: dict[int, ReplicaProducer] = {queue_id: self._alias}
+        self._homes: dict[tuple[int, bool], AssignedReplicaProducer] = {}
         self._watching = False
         # Ids of replicas that get nothing now, and how often in a row each has refused.
         self._away: set[int] = set()
@@ -121,16 +137,16 @@ class Spread:
         self._payloads.append(payload)
         self._futures.append(future)
         if self._special is not None:
-            self._special.append(PLAIN)
+            self._special.append(DEFAULT_MESSAGE_OPTIONS)
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._deal)
         return future
 
-    def add_special(self, payload: bytes, special: Special) -> asyncio.Future[int]:
+    def add_special(self, payload: bytes, special: MessageOptions) -> asyncio.Future[int]:
         """Add a message with options of its own; return the future of its id."""
         if self._special is None:
-            self._special = [PLAIN] * len(self._payloads)
+            self._special = [DEFAULT_MESSAGE_OPTIONS] * len(self._payloads)
         future = self.add(payload)
         self._special[-1] = special
         return future
@@ -148,21 +164,21 @@ class Spread:
             runs.append(self._outbox_of(number).add_many(run, priority))
         return [ids for answers in await asyncio.gather(*runs) for ids in answers]
 
-    def take(self, unsent: Unsent) -> None:
+    def take(self, unsent: PendingMessages) -> None:
         """Add messages that another producer had gathered, and distribute them."""
         if unsent.special is not None and self._special is None:
-            self._special = [PLAIN] * len(self._payloads)
+            self._special = [DEFAULT_MESSAGE_OPTIONS] * len(self._payloads)
         self._payloads += unsent.payloads
         self._futures += unsent.futures
         if self._special is not None:
-            self._special += unsent.special or [PLAIN] * len(unsent.payloads)
+            self._special += unsent.special or [DEFAULT_MESSAGE_OPTIONS] * len(unsent.payloads)
         self._deal()
 
-    def take_over(self, outbox: Outbox) -> None:
+    def take_over(self, outbox: Producer) -> None:
         """Take over the unsent messages of a producer whose queue has become a logical queue."""
         refused, unsent = outbox.give_refused(), outbox.give_unsent()
         for batch in refused:
-            messages = Unsent.of(batch)
+            messages = PendingMessages.of(batch)
             if messages is None:
                 self._alias.adopt(batch)
             else:
@@ -187,13 +203,13 @@ class Spread:
             payloads, futures, special = self._send_home(payloads, futures, special)
         counts = self._splitter.deal(len(payloads))
         if len(counts) == 1:
-            self._outbox_of(next(iter(counts))).take(Unsent(payloads, futures, special))
+            self._outbox_of(next(iter(counts))).take(PendingMessages(payloads, futures, special))
             return
         at = 0
         for number, count in counts.items():
             end = at + count
             self._outbox_of(number).take(
-                Unsent(
+                PendingMessages(
                     payloads[at:end],
                     futures[at:end],
                     None if special is None else special[at:end],
@@ -202,27 +218,30 @@ class Spread:
             at = end
 
     def _send_home(
-        self, payloads: list[bytes], futures: list[asyncio.Future[int]], special: list[Special]
-    ) -> tuple[list[bytes], list[asyncio.Future[int]], list[Special]]:
+        self,
+        payloads: list[bytes],
+        futures: list[asyncio.Future[int]],
+        special: list[MessageOptions],
+    ) -> tuple[list[bytes], list[asyncio.Future[int]], list[MessageOptions]]:
         """Send messages with an assigned replica there; return the others."""
-        rest: list[tuple[bytes, asyncio.Future[int], Special]] = []
+        rest: list[tuple[bytes, asyncio.Future[int], MessageOptions]] = []
         for message in zip(payloads, futures, special, strict=True):
             about = message[2].attributes
             group = None if about is None else about.group
             dedup_id = None if about is None else about.dedup_id
-            key = home_key(message[2].receiver, group, dedup_id)
+            key = assignment_key(message[2].receiver, group, dedup_id)
             if key is None:
                 rest.append(message)
                 continue
             payload, future, its_special = message
-            outbox = self._home_outbox(home_index(key), group is None and dedup_id is None)
-            outbox.take(Unsent([payload], [future], [its_special]))
+            outbox = self._home_outbox(assignment_slot(key), group is None and dedup_id is None)
+            outbox.take(PendingMessages([payload], [future], [its_special]))
         return [m[0] for m in rest], [m[1] for m in rest], [m[2] for m in rest]
 
-    def _home_outbox(self, index: int, may_wait_at_alias: bool) -> HomeOutbox:
+    def _home_outbox(self, index: int, may_wait_at_alias: bool) -> AssignedReplicaProducer:
         outbox = self._homes.get((index, may_wait_at_alias))
         if outbox is None:
-            outbox = HomeOutbox(self, index, may_wait_at_alias=may_wait_at_alias)
+            outbox = AssignedReplicaProducer(self, index, may_wait_at_alias=may_wait_at_alias)
             self._homes[index, may_wait_at_alias] = outbox
         return outbox
 
@@ -241,16 +260,16 @@ class Spread:
             return self.queue_id
         return place.queue_id
 
-    def _outbox_of(self, number: int) -> ReplicaOutbox:
+    def _outbox_of(self, number: int) -> ReplicaProducer:
         place = self._places.get(number)
         if place is None:
             return self._alias
         outbox = self._outboxes.get(place.queue_id)
         if outbox is None:
-            outbox = self._outboxes[place.queue_id] = ReplicaOutbox(self, place.queue_id)
+            outbox = self._outboxes[place.queue_id] = ReplicaProducer(self, place.queue_id)
         return outbox
 
-    def _all(self) -> list[ReplicaOutbox]:
+    def _all(self) -> list[ReplicaProducer]:
         return [*self._outboxes.values(), *self._homes.values()]
 
     # Choosing replicas
@@ -293,7 +312,7 @@ class Spread:
         if self.unconfirmed:
             self._watch()
 
-    def _is_reachable(self, place: ReplicaPlace) -> bool:
+    def _is_reachable(self, place: ReplicaInfo) -> bool:
         return (
             place.address is not None
             and place.queue_id not in self._away
@@ -310,13 +329,13 @@ class Spread:
             shares = {place.number: 1.0 for place in serving}
         self._splitter.set_shares(shares)
 
-    def _shares_among(self, places: list[ReplicaPlace]) -> dict[int, float]:
+    def _shares_among(self, places: list[ReplicaInfo]) -> dict[int, float]:
         elected = [place for place in places if place.queue_id == self.membership.replica_id]
         return {place.number: 1.0 for place in elected} or {
             place.number: place.share for place in places if place.share > 0
         }
 
-    def away(self, outbox: Outbox, *, gone: bool = False) -> None:
+    def away(self, outbox: Producer, *, gone: bool = False) -> None:
         """Give a replica's share to others until it is tried again.
 
         Called when the replica has refused a batch or has not answered. Messages that wait for the
@@ -351,14 +370,14 @@ class Spread:
         for home in self._homes.values():
             home.flush()
 
-    def answered(self, outbox: Outbox) -> None:
+    def answered(self, outbox: Producer) -> None:
         """Give a replica its share again, since it has confirmed a batch."""
         queue_id = outbox.queue_id
         if self._refusals and queue_id is not None and self._refusals.pop(queue_id, 0):
             self._away.discard(queue_id)
             self._choose()
 
-    def _empty(self, outbox: ReplicaOutbox) -> None:
+    def _empty(self, outbox: ReplicaProducer) -> None:
         """Give a replica's waiting messages to others, except batches it may have stored."""
         refused, unsent = outbox.give_refused(), outbox.give_unsent()
         for batch in refused:
@@ -366,7 +385,7 @@ class Spread:
         if unsent.payloads:
             self.take(unsent)
 
-    def deal_again(self, outbox: ReplicaOutbox, batch: Batch) -> bool:
+    def deal_again(self, outbox: ReplicaProducer, batch: OutgoingBatch) -> bool:
         """Give a refused batch as a whole to another replica; return `False` if there is none."""
         other = self._outbox_of(self._splitter.next())
         if other is outbox:
@@ -374,7 +393,7 @@ class Spread:
         other.adopt(batch)
         return True
 
-    def find_room(self, outbox: ReplicaOutbox, batch: Batch) -> bool:
+    def find_room(self, outbox: ReplicaProducer, batch: OutgoingBatch) -> bool:
         """Offer a batch to a replica that has not refused it; return `False` if all are full."""
         queue_id = batch.packet.queue_id
         batch.full_at += (queue_id,)
@@ -438,10 +457,12 @@ class Spread:
             self.fail(error)
             return
         # The name may belong to a new queue or to a plain one: a new producer looks it up.
-        left = [Unsent(self._payloads, self._futures, self._special)]
+        left = [PendingMessages(self._payloads, self._futures, self._special)]
         self._payloads, self._futures, self._special = [], [], None
         for outbox in self._all():
-            messages = [Unsent.of(batch) for batch in outbox.give_refused(of_one_each=True)]
+            messages = [
+                PendingMessages.of(batch) for batch in outbox.give_refused(of_one_each=True)
+            ]
             left = [*(each for each in messages if each is not None), outbox.give_unsent(), *left]
         for unsent in left:
             if unsent.payloads:
@@ -452,3 +473,293 @@ class Spread:
     async def close(self) -> None:
         """Leave the logical queue; batches in flight still get their answers."""
         await self.membership.leave()
+
+
+# -- replica_outbox --
+# Batches on their way to one replica of a logical queue, and their handling when it fails.
+#
+#     refused for certain      goes to other replicas at once, under new numbers
+#     no room                  offered to each other replica once; fails if none has room
+#     result unknown           sent again to the same replica until a node knows the result
+#     replica does not exist   ask the alias whether it was stored; if not, send it elsewhere
+#
+# Messages with an assigned replica (a group, a receiver, a dedup id) go nowhere else. They wait for
+# that replica, in order, and follow when the assignment changes.
+
+
+# A replica that confirms nothing for this long gets no new messages until it answers, in seconds.
+STALL_S = 1.0
+# The answer for a batch that was stored at a replica that is gone; its ids are not known.
+_STORED = PutMessageResponse(0)
+
+
+class ReplicaProducer(Producer):
+    """Collects and sends messages to one replica, or to the alias."""
+
+    __slots__ = ("_answered_at", "_fates", "_spread")
+
+    def __init__(self, spread: ReplicaRouter, queue_id: int) -> None:
+        super().__init__(spread.client, spread.queue)
+        self._spread = spread
+        self.queue_id = queue_id
+        # The time of its last answer, or of the first batch sent after a pause.
+        self._answered_at = 0.0
+        # Look-ups of results of batches.
+        self._fates: set[asyncio.Task[None]] = set()
+
+    @property
+    def unconfirmed(self) -> int:
+        return super().unconfirmed + len(self._fates)
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._payloads or self._in_flight or self._resend or self._fates)
+
+    def is_stalled(self, now: float) -> bool:
+        """Return whether batches in flight have had no answer for longer than `STALL_S`."""
+        return bool(self._in_flight) and now - self._answered_at > STALL_S
+
+    def _send(self, batch: OutgoingBatch) -> None:
+        if not self._in_flight:
+            self._answered_at = self._loop.time()
+        super()._send(batch)
+
+    def _take_answer(self, batch: OutgoingBatch, answer: Packet) -> None:
+        self._answered_at = self._loop.time()
+        self._spread.answered(self)
+        super()._take_answer(batch, answer)
+
+    def _failed(self, batch: OutgoingBatch, error: TidegateError) -> None:
+        if isinstance(error, IoFailure):
+            batch.is_unknown = True
+        if isinstance(error, NotHome):
+            # The replica has looked for the batch and does not have it.
+            batch.is_unknown = False
+            self._not_home(batch, error)
+        elif isinstance(error, QueueNotExisting):
+            if batch.is_unknown:
+                self._ask_fate(batch)
+            else:
+                self._refused(batch, error)
+        elif (
+            isinstance(error, RetryLater)
+            and not isinstance(error, LimitReached)
+            and not batch.is_unknown
+            and self._has_patience(batch)
+        ):
+            self._refused(batch, error)
+        elif isinstance(error, LimitReached) and not batch.is_unknown and self._finds_room(batch):
+            return
+        else:
+            if batch.is_unknown:
+                self._spread.away(self)
+            super()._failed(batch, error)
+
+    def _has_patience(self, batch: OutgoingBatch) -> bool:
+        now = self._loop.time()
+        if batch.failing_since is None:
+            batch.failing_since = now
+        return now - batch.failing_since <= self._client.reconnect_s
+
+    def _refused(self, batch: OutgoingBatch, error: TidegateError) -> None:
+        """Give a batch that is certainly not stored to another replica."""
+        link = self._client.link
+        if link is None or not link.alive:
+            # The transport failed, not the replica: keep the batch for the reconnect.
+            self._put_back(batch)
+            return
+        self._spread.away(self, gone=isinstance(error, QueueNotExisting))
+        if not self._spread.deal_again(self, batch):
+            self._try_later(batch)
+
+    def _finds_room(self, batch: OutgoingBatch) -> bool:
+        """Pass the batch to a replica that may have room; return `False` if there is none."""
+        return self._spread.find_room(self, batch)
+
+    def _not_home(self, batch: OutgoingBatch, error: TidegateError) -> None:
+        """Distribute a batch again, since another replica is assigned to some of its messages."""
+        unsent = PendingMessages.of(batch)
+        if unsent is not None and self._has_patience(batch):
+            self._spread.take(unsent)
+        else:
+            batch.give_up(error)
+
+    def _ask_fate(self, batch: OutgoingBatch) -> None:
+        task = self._client.spawn(self._find_fate(batch))
+        self._fates.add(task)
+        task.add_done_callback(self._fate_known)
+
+    def _fate_known(self, task: asyncio.Task[None]) -> None:
+        """Flush after a look-up has ended, since batches may have waited for it."""
+        self._fates.discard(task)
+        if not task.cancelled():
+            self.flush()
+
+    async def _find_fate(self, batch: OutgoingBatch) -> None:
+        assert self.queue_id is not None
+        packet = batch.packet
+        try:
+            stored = await self._spread.fate(packet.queue_id, packet.producer, packet.batch)
+        except asyncio.CancelledError:
+            batch.give_up(IoFailure("closed before it was known whether it was stored"))
+            raise
+        except TidegateError as error:
+            if isinstance(error, RetryLater) and self._has_patience(batch):
+                self._try_later(batch)
+            else:
+                batch.give_up(IoFailure(f"{error}; whether it was stored is not known"))
+            return
+        if stored:
+            super()._take_answer(batch, _STORED)
+            return
+        batch.is_unknown = False
+        self._refused(batch, QueueNotExisting("the replica is gone"))
+
+
+class AssignedReplicaProducer(ReplicaProducer):
+    """Collects and sends the messages of one assignment slot to its current replica."""
+
+    __slots__ = ("_index", "_may_wait_at_alias")
+
+    def __init__(self, spread: ReplicaRouter, index: int, *, may_wait_at_alias: bool) -> None:
+        super().__init__(spread, 0)
+        self._index = index
+        # Addressed messages may wait at the alias. Groups and dedup ids need a single place: an
+        # order or a duplicate is only known there.
+        self._may_wait_at_alias = may_wait_at_alias
+        self.queue_id = self._target() or spread.queue_id
+
+    def _target(self) -> int | None:
+        return self._spread.home(self._index, may_be_alias=self._may_wait_at_alias)
+
+    def _flush(self) -> None:
+        if self._fates:
+            # The looked-up batch may have to be sent again, before everything that was put after
+            # it.
+            self._scheduled = False
+            return
+        target = self._target()
+        if target == self.queue_id:
+            super()._flush()
+            return
+        self._scheduled = False
+        link = self._client.link
+        if link is None or not link.alive:
+            return
+        # Send to the former replica only batches that it may have stored.
+        self._send_unknown()
+        if target is not None and not self._in_flight:
+            self.queue_id = target
+            super()._flush()
+
+    def _not_home(self, batch: OutgoingBatch, error: TidegateError) -> None:
+        """Refresh the topology and try again, since the assignment has changed."""
+        if self._has_patience(batch):
+            self._spread.membership.join_again()
+            self._try_later(batch)
+        else:
+            batch.give_up(error)
+
+    def _refused(self, batch: OutgoingBatch, error: TidegateError) -> None:
+        self._spread.away(self, gone=isinstance(error, QueueNotExisting))
+        self._try_later(batch)
+
+    def _finds_room(self, batch: OutgoingBatch) -> bool:
+        return False
+
+
+# -- producer --
+# The public producer of a queue, opened with `client.producer(...)`.
+#
+# It corresponds to the cluster connection factory of the replicated-queues paper. Under the scaling
+# policy "clients" it is assigned to one replica. Under other policies its messages go to all
+# replicas
+# by their shares.
+
+
+class ProducerHandle:
+    """A producer of one queue; use it with `async with`.
+
+    It counts as a client of a logical queue from the start of the block to its end. The end of the
+    block waits until all its messages are confirmed.
+    """
+
+    def __init__(self, client: Client, queue: str, member: int, *, wanted: int | None) -> None:
+        self._client = client
+        self.queue = queue
+        self._member = member
+        self._wanted = wanted
+        self._outbox: Producer | ReplicaRouter | None = None
+        self._unconfirmed: set[asyncio.Future[int]] = set()
+
+    async def __aenter__(self) -> ProducerHandle:
+        client = self._client
+        info = await client.queue(self.queue)
+        if info.elastic:
+            self._outbox = ReplicaRouter(
+                client, self.queue, info.queue_id, member=self._member, wanted=self._wanted
+            )
+            client.add_producer(self._outbox)
+            await self._outbox.ready()
+        else:
+            self._outbox = Producer(client, self.queue)
+            self._outbox.queue_id = info.queue_id
+            client.add_producer(self._outbox)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        outbox = self._opened()
+        self._outbox = None
+        while self._unconfirmed:
+            await asyncio.wait(set(self._unconfirmed))
+        self._client.drop_producer(outbox)
+        if isinstance(outbox, ReplicaRouter):
+            await outbox.close()
+
+    def _opened(self) -> Producer | ReplicaRouter:
+        if self._outbox is None:
+            raise InvalidValue("the producer is not open: use `async with mq.producer(queue)`")
+        return self._outbox
+
+    @property
+    def replica(self) -> int | None:
+        """The number of its replica; `None` if it has no replica of its own."""
+        outbox = self._opened()
+        place = outbox.membership.place if isinstance(outbox, ReplicaRouter) else None
+        return None if place is None else place.number
+
+    @property
+    def address(self) -> str | None:
+        """The address of the node that serves its replica; `None` if there is none."""
+        outbox = self._opened()
+        place = outbox.membership.place if isinstance(outbox, ReplicaRouter) else None
+        return None if place is None else place.address
+
+    def put(self, payload: bytes, **options: Unpack[PutOptions]) -> asyncio.Future[int]:
+        """Put a message, and return a future of its id.
+
+        The future is done once the message is on disk. Options and errors are those of
+        `Client.put`.
+        """
+        outbox = self._opened()
+        payload = checked_payload(payload)
+        special = checked_options(options) if options else DEFAULT_MESSAGE_OPTIONS
+        future = (
+            outbox.add(payload)
+            if special == DEFAULT_MESSAGE_OPTIONS
+            else outbox.add_special(payload, special)
+        )
+        self._unconfirmed.add(future)
+        future.add_done_callback(self._unconfirmed.discard)
+        return future
+
+    async def put_many(
+        self, payloads: Iterable[bytes], *, priority: int = PRIORITY_DEFAULT
+    ) -> list[int]:
+        """Put many messages in few batches; return their ids once all are on disk."""
+        chosen = [checked_payload(payload) for payload in payloads]
+        checked_options({"priority": priority})
+        if not chosen:
+            return []
+        answers = await self._opened().add_many(chosen, priority)
+        return [message_id for ids in answers for message_id in ids]

@@ -34,19 +34,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tidegate.client import tracing
-from tidegate.client.at_home import AtHome
-from tidegate.client.checks import check_count
-from tidegate.client.footing import Footing
-from tidegate.client.inbox import Inbox
-from tidegate.client.leg import Leg
-from tidegate.client.membership import Membership
+from tidegate.client.connection import Transport
+from tidegate.client.consumer import RemoteConsumer
+from tidegate.client.handler import error_text
+from tidegate.client.membership import AddressedReads, QueueMembership
 from tidegate.client.message import Message, MessageBatch
-from tidegate.client.verdict import error_text
+from tidegate.client.options import check_count
 from tidegate.core.errors import (
+    InvalidValue,
     LeaseLost,
     NotOwner,
     QueueNotExisting,
@@ -56,11 +56,12 @@ from tidegate.core.errors import (
     from_code,
 )
 from tidegate.core.model import Order
-from tidegate.core.replication import Role
-from tidegate.wire.packets.subscriptions import ConsumerEnded
+from tidegate.core.topology import MemberRole
+from tidegate.protocol.messages import ConsumerEnded
 
 if TYPE_CHECKING:
     from tidegate.client.client import Client
+
 
 log = logging.getLogger(__name__)
 
@@ -102,9 +103,9 @@ class Subscription:
         self._wanted = wanted
         self._is_bound = is_bound
         self._queue_id = 0
-        self._membership: Membership | None = None
-        self._inbox = Inbox()
-        self._footing = Footing(
+        self._membership: QueueMembership | None = None
+        self._inbox = ReceiveBuffer()
+        self._footing = ConsumerSet(
             client,
             self._inbox,
             self.queue,
@@ -114,7 +115,7 @@ class Subscription:
             on_prefetch=self._prefetch_changed,
         )
         # Receives messages that are addressed to this client and held by another replica.
-        self._at_home = AtHome(self, self._footing)
+        self._at_home = AddressedReads(self, self._footing)
         self._drained = False
         self._subscribing = False
         self._placed = asyncio.Event()
@@ -176,10 +177,10 @@ class Subscription:
                 joined.set_result(None)
             self._place_changed()
 
-        self._membership = Membership(
+        self._membership = QueueMembership(
             self._client,
             self._queue_id,
-            Role.CONSUMER,
+            MemberRole.CONSUMER,
             self._member,
             wanted=self._wanted,
             is_bound=self._is_bound,
@@ -189,7 +190,7 @@ class Subscription:
         self._membership.start()
         await joined
 
-    def _legs(self) -> list[Leg]:
+    def _legs(self) -> list[RemoteConsumer]:
         """Return all consumers that may hold messages."""
         legs = (self._footing.leg, self._at_home.leg, *self._footing.leaving)
         return [leg for leg in legs if leg is not None]
@@ -238,7 +239,7 @@ class Subscription:
         """Register a consumer at the target, with retries; only one task does so at a time."""
         backoff_s = _BACKOFF_FIRST_S
         self._subscribing = True
-        leg: Leg | None = None
+        leg: RemoteConsumer | None = None
         try:
             while self.wants_more():
                 self._placed.clear()
@@ -301,7 +302,7 @@ class Subscription:
                 self._queue_id = info.queue_id
                 await self._join()
 
-    async def _new_leg(self, queue_id: int) -> Leg:
+    async def _new_leg(self, queue_id: int) -> RemoteConsumer:
         link = await self._client.connected()
         if self._membership is not None:
             # Use the number of the membership, unless a retiring consumer still has it.
@@ -311,13 +312,13 @@ class Subscription:
             self.lose(self._footing.leg)
         return self._footing.new_leg(queue_id, self.consumer, link, self.prefetch)
 
-    async def new_leg_at_home(self, queue_id: int, prefetch: int) -> Leg:
+    async def new_leg_at_home(self, queue_id: int, prefetch: int) -> RemoteConsumer:
         """Make a consumer that receives only messages addressed to this client."""
         link = await self._client.connected()
         number = self._client.next_consumer()
         return self._footing.new_leg(queue_id, number, link, prefetch, mine_only=True)
 
-    def lose(self, leg: Leg) -> None:
+    def lose(self, leg: RemoteConsumer) -> None:
         """Discard a consumer after the node has returned its messages to the queue."""
         self.interruptions += leg is self._footing.leg
         self._footing.lose(leg)
@@ -365,7 +366,7 @@ class Subscription:
 
     # Pushes from the node
 
-    def _ended(self, leg: Leg, packet: ConsumerEnded) -> None:
+    def _ended(self, leg: RemoteConsumer, packet: ConsumerEnded) -> None:
         error = from_code(packet.code, packet.text)
         is_current = leg is self._footing.leg or leg not in self._footing.leaving
         is_at_home = leg is self._at_home.leg
@@ -383,7 +384,7 @@ class Subscription:
         else:
             self.fail(error)
 
-    def _prefetch_changed(self, leg: Leg, prefetch: int) -> None:
+    def _prefetch_changed(self, leg: RemoteConsumer, prefetch: int) -> None:
         if leg is self._footing.leg:
             self.prefetch = prefetch
 
@@ -492,3 +493,199 @@ class Subscription:
             for leg in (self._footing.leg, self._at_home.leg):
                 if leg is not None:
                     await leg.renew()
+
+
+# -- footing --
+# The consumers of a subscription: the current one, and the retiring ones.
+#
+# A subscription that moves to another replica retires its consumer. A retiring consumer receives no
+# more and returns untouched messages. It unregisters when the application has settled its last
+# message.
+
+
+class ConsumerSet:
+    """The consumers of one subscription, all of which deliver into one buffer."""
+
+    def __init__(
+        self,
+        client: Client,
+        inbox: ReceiveBuffer,
+        queue: str,
+        order: Order,
+        automatic: bool,
+        *,
+        on_ended: Callable[[RemoteConsumer, ConsumerEnded], None],
+        on_prefetch: Callable[[RemoteConsumer, int], None],
+    ) -> None:
+        self._client = client
+        self._inbox = inbox
+        self._queue = queue
+        self._order = order
+        self._automatic = automatic
+        self._on_ended = on_ended
+        self._on_prefetch = on_prefetch
+        self.leg: RemoteConsumer | None = None
+        # Consumers at former replicas, with messages that the application has not settled.
+        self.leaving: set[RemoteConsumer] = set()
+
+    def new_leg(
+        self, queue_id: int, number: int, link: Transport, prefetch: int, *, mine_only: bool = False
+    ) -> RemoteConsumer:
+        """Make a consumer that is not registered yet, and is not the current one."""
+        leg = RemoteConsumer(
+            self._queue,
+            queue_id,
+            number,
+            link,
+            prefetch=prefetch,
+            order=self._order,
+            automatic=self._automatic,
+            mine_only=mine_only,
+            on_arrived=self._inbox.take_in,
+            on_ended=self._on_ended,
+            on_prefetch=self._on_prefetch,
+        )
+        self._client.add_leg(leg)
+        return leg
+
+    def stand_on(self, leg: RemoteConsumer) -> None:
+        former, self.leg = self.leg, leg
+        if former is not None:
+            self.part_from(former)
+
+    def part_from(self, leg: RemoteConsumer) -> None:
+        """Retire a consumer: it receives no more and ends with its last unsettled message."""
+        if not leg.lost:
+            self.leaving.add(leg)
+            self._client.spawn(self._leave(leg))
+
+    async def _leave(self, leg: RemoteConsumer) -> None:
+        """Retire a consumer, and wait until its messages are settled."""
+        # An error means that the transport or the queue is gone, and its messages were returned.
+        with contextlib.suppress(TidegateError):
+            await leg.withdraw_credit()
+            if not self._automatic:
+                await leg.give_back(self._inbox.untouched(leg))
+                await leg.until_settled()
+        if leg in self.leaving:
+            self.leaving.discard(leg)
+            await leg.unsubscribe()
+            leg.lost = True
+            self._client.drop_leg(leg)
+
+    def lose(self, leg: RemoteConsumer) -> None:
+        """Discard a consumer after the node has returned its messages to the queue."""
+        leg.lost = True
+        self._client.drop_leg(leg)
+        self.leaving.discard(leg)
+        if leg is self.leg:
+            self.leg = None
+        self._inbox.forget(leg)
+
+
+# -- inbox --
+# The receive buffer of a subscription: messages received and not yet taken.
+#
+# Messages of a lost consumer are dropped, since the node has returned them to their queue.
+
+
+class ReceiveBuffer:
+    """Batches in the order of arrival. Several tasks may take messages from it."""
+
+    __slots__ = (
+        "_arrived",
+        "_failure",
+        "_news",
+        "_opened",
+        "_opened_left",
+        "_opened_of",
+        "delivered",
+        "is_open",
+    )
+
+    def __init__(self) -> None:
+        self._arrived: deque[MessageBatch] = deque()
+        # The rest of the batch that is iterated message by message, and its consumer.
+        self._opened: Iterator[Message] = iter(())
+        self._opened_of: RemoteConsumer | None = None
+        self._opened_left = 0
+        # Messages received since the subscription began.
+        self.delivered = 0
+        self._news = asyncio.Event()
+        self._failure: TidegateError | None = None
+        self.is_open = False
+
+    def take_in(self, batches: list[MessageBatch]) -> None:
+        self._arrived.extend(batches)
+        self.delivered += sum(map(len, batches))
+        self._news.set()
+
+    def fail(self, error: TidegateError) -> None:
+        """End the iteration: all tasks that wait for messages raise `error`."""
+        self._failure = error
+        self._news.set()
+
+    def close(self) -> None:
+        self.is_open = False
+        self._news.set()  # wakes the iterating tasks, which raise `InvalidValue`
+
+    # Taking messages
+
+    @property
+    def held(self) -> int:
+        """Messages received but not yet taken by the application."""
+        opened_of = self._opened_of
+        opened = 0 if opened_of is None or opened_of.lost else self._opened_left
+        return opened + sum(map(len, self._arrived))
+
+    async def batches(self) -> AsyncIterator[MessageBatch]:
+        """Iterate over batches."""
+        while True:
+            while self._arrived:
+                yield self._arrived.popleft()
+            await self._wait_for_news()
+
+    async def messages(self) -> AsyncIterator[Message]:
+        """Iterate over messages."""
+        while True:
+            opened = self._opened
+            for message in opened:
+                self._opened_left -= 1
+                if message._holder.lost:  # type: ignore[union-attr]
+                    break
+                yield message
+            if opened is not self._opened:
+                continue  # another task has opened the next batch, and not finished it
+            if self._arrived:
+                batch = self._arrived.popleft()
+                self._opened, self._opened_of = iter(batch), batch._holder  # type: ignore[assignment]
+                self._opened_left = len(batch)
+                self._news.set()  # other tasks may take messages of this batch, too
+                # Let acknowledgements and other tasks run between two batches.
+                await asyncio.sleep(0)
+            else:
+                await self._wait_for_news()
+
+    async def _wait_for_news(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if not self.is_open:
+            raise InvalidValue("the subscription is not open: use `async with mq.subscribe(...)`")
+        self._news.clear()
+        await self._news.wait()
+
+    # Returning messages
+
+    def untouched(self, leg: RemoteConsumer) -> list[tuple[int, int]]:
+        """Remove the messages of a consumer that were not taken; return their tags as ranges."""
+        opened: list[Message] = []
+        if self._opened_of is leg:
+            opened, self._opened_left = list(self._opened), 0
+        ranges = [(tag, tag) for tag in (message._run.tag + message._index for message in opened)]
+        ranges += [batch._tags() for batch in self._arrived if batch._holder is leg]
+        self.forget(leg)
+        return ranges
+
+    def forget(self, leg: RemoteConsumer) -> None:
+        """Drop the messages of a lost consumer."""
+        self._arrived = deque(batch for batch in self._arrived if batch._holder is not leg)

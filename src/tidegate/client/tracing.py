@@ -43,7 +43,7 @@ class Traceable(Protocol):
     def headers(self) -> dict[str, str]: ...
 
 
-class Putting(Protocol):
+class PutFunction(Protocol):
     """The signature of `put` and `publish`."""
 
     def __call__(
@@ -98,7 +98,7 @@ def publishing(
         span.end()
 
 
-def traced_put(put: Putting, *, answers_id: bool = True) -> Putting | None:
+def traced_put(put: PutFunction, *, answers_id: bool = True) -> PutFunction | None:
     """Return `put` with a span around each call; `None` without tracing.
 
     With `answers_id=False`, the result of a call is no message id, as for `publish`.

@@ -16,16 +16,20 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Unpack
 
 from tidegate.client import tracing
-from tidegate.client.batch import fill_columns
-from tidegate.client.checks import checked_payload
-from tidegate.client.lifeline import NOT_YET
+from tidegate.client.connection import TRANSIENT_ERRORS
 from tidegate.client.message import Message
-from tidegate.client.options import PutOptions, Special, checked_options
+from tidegate.client.options import MessageOptions, PutOptions, checked_options, checked_payload
+from tidegate.client.producer import fill_columns
 from tidegate.core.errors import InvalidValue, IoFailure, TooLarge
 from tidegate.core.model import PRIORITY_DEFAULT
-from tidegate.wire.connection import MESSAGE_BYTES_MAX
-from tidegate.wire.packets.puts import PutMessageResponse, PutMessages
-from tidegate.wire.packets.transactions import Acknowledged, Transact, TransactResponse
+from tidegate.protocol.connection import MESSAGE_BYTES_MAX
+from tidegate.protocol.messages import (
+    Acknowledged,
+    PutMessageResponse,
+    PutMessages,
+    Transact,
+    TransactResponse,
+)
 
 if TYPE_CHECKING:
     from tidegate.client.client import Client
@@ -45,7 +49,7 @@ class Transaction:
         # For how long the commit is retried, in seconds.
         self._patience_s = patience_s
         # By queue: the position among all puts, the payload and the options.
-        self._puts: dict[str, list[tuple[int, bytes, Special]]] = {}
+        self._puts: dict[str, list[tuple[int, bytes, MessageOptions]]] = {}
         self._count = 0
         self._bytes = 0
         self._acked: dict[tuple[int, int, int], Message] = {}
@@ -110,7 +114,7 @@ class Transaction:
             try:
                 answered = await link.ask(packet, bodies)
                 break
-            except (IoFailure, *NOT_YET) as failure:
+            except (IoFailure, *TRANSIENT_ERRORS) as failure:
                 if packet.acks and not packet.puts:
                     raise IoFailure(
                         f"{failure}; whether these acknowledgements count is not known: messages "

@@ -32,16 +32,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import select
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from tidegate.client import tracing
-from tidegate.client.closing import Closing
 from tidegate.client.engine import EngineClient, EngineMessage, EngineSubscription
-from tidegate.client.handling import Handling
-from tidegate.client.payloads import encoded
-from tidegate.client.steered_prefetch import OnStep, SteeredPrefetch
-from tidegate.client.verdict import Reject, Retry, error_text, said_by
+from tidegate.client.handler import HandlerMeter, Reject, Retry, error_text, exception_text
+from tidegate.client.message import encode_payload
+from tidegate.client.prefetch import AutomaticPrefetch, OnStep
 from tidegate.core.errors import RetryLater, TidegateError
 from tidegate.core.prefetch import PrefetchGoal
 
@@ -50,10 +53,10 @@ log = logging.getLogger(__name__)
 _OUTAGE_S = 1.0
 # How long cancelled handlers may take to clean up, in seconds.
 _CUT_OFF_S = 2.0
-CUT_OFF = "the worker was stopped before it had finished"
+STOPPED_TEXT = "the worker was stopped before it had finished"
 
 
-class Shift:
+class WorkerRunner:
     """Runs a handler for every message of one queue until it is asked to stop."""
 
     def __init__(
@@ -61,7 +64,7 @@ class Shift:
         client: EngineClient,
         queue: str,
         call: Callable[[EngineMessage], Awaitable[object]],
-        closing: Closing,
+        closing: GracefulShutdown,
         *,
         concurrency: int,
         prefetch: int,
@@ -82,12 +85,12 @@ class Shift:
         # `None` during an outage. For `App.subscription` and the automatic prefetch.
         self.subscription: EngineSubscription | None = None
         # Set if the prefetch has a goal.
-        self._handling: Handling | None = None
-        self._steered: SteeredPrefetch | None = None
+        self._handling: HandlerMeter | None = None
+        self._steered: AutomaticPrefetch | None = None
         if goal is not None:
             _tell_doubts(goal, queue, client.engine_name)
-            self._handling = Handling(concurrency, asyncio.get_running_loop().time)
-            self._steered = SteeredPrefetch(
+            self._handling = HandlerMeter(concurrency, asyncio.get_running_loop().time)
+            self._steered = AutomaticPrefetch(
                 queue,
                 goal,
                 start=prefetch,
@@ -202,7 +205,7 @@ class Shift:
         except asyncio.CancelledError as cancelled:
             if self._closing.over.is_set():
                 # The handler did not fail. Deliver the message at once to another worker.
-                settle = message.nack(delay=0.0, error=CUT_OFF)
+                settle = message.nack(delay=0.0, error=STOPPED_TEXT)
             else:
                 settle = message.nack(error=error_text(cancelled))
         if settle is None:
@@ -223,14 +226,14 @@ class Shift:
             result = await self._call(message)
             if result is not None and message.context is not None:
                 # Reply before the acknowledgement: a reply may come twice, but must not get lost.
-                answer = encoded(result)
+                answer = encode_payload(result)
                 await self._client.reply(message, answer.payload, content_type=answer.content_type)
         except Reject as hopeless:
             self._tell("a message was rejected", message, hopeless)
-            return message.reject(error=said_by(hopeless) or None)
+            return message.reject(error=exception_text(hopeless) or None)
         except Retry as again:
             self._tell("a message is to be tried again", message, again)
-            return message.nack(delay=again.after, error=said_by(again) or None)
+            return message.nack(delay=again.after, error=exception_text(again) or None)
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:
@@ -277,3 +280,89 @@ async def _cancelled_at_the_end(work: Any) -> AsyncIterator[asyncio.Task[Any]]:
         await asyncio.wait({task})
         if not task.cancelled():
             task.exception()  # mark the exception as seen, so that asyncio does not log it
+
+
+# -- closing --
+# The shutdown of workers: they stop taking messages, and later stop waiting for handlers.
+
+
+class GracefulShutdown:
+    """The shutdown state that all workers of an app share.
+
+    The first request lets handlers finish within `drain_s` seconds. A second one stops them now.
+    """
+
+    def __init__(self, drain_s: float) -> None:
+        self._drain_s = drain_s
+        self.asked = asyncio.Event()
+        # Set at the deadline, or by a second request.
+        self.over = asyncio.Event()
+        # Whether handlers were still running at the deadline.
+        self.has_cut_off = False
+
+    def ask(self) -> None:
+        if self.asked.is_set():
+            self.over.set()
+        else:
+            self.begin()
+
+    def begin(self) -> None:
+        """Begin the shutdown, unless it has begun."""
+        if not self.asked.is_set():
+            self.asked.set()
+            asyncio.get_running_loop().call_later(self._drain_s, self.over.set)
+
+    def hurry(self) -> None:
+        """Stop without waiting for handlers."""
+        self.asked.set()
+        self.over.set()
+
+
+# -- last_exit --
+# The forced end of a process in which something hangs.
+#
+# A blocked event loop cannot enforce a deadline, and Python waits for threads of user code at exit.
+# So a thread of its own watches the deadline. It receives deadlines through a `SimpleQueue`, which
+# signal handlers may use at any point.
+
+
+# The time for hooks and disconnecting, beyond the time for running handlers, in seconds.
+EXIT_MESSAGE_S = 10.0
+_STDERR_FD = 2
+_MESSAGE = b"tidegate: a handler or a hook hangs: the process did not end in time, and is ended\n"
+
+
+class ForcedExit:
+    """Ends the process at the earliest deadline that was set; does nothing before one is set."""
+
+    def __init__(self) -> None:
+        # Deadlines by the monotonic clock; `None` cancels.
+        self._times: SimpleQueue[float | None] = SimpleQueue()
+        threading.Thread(target=self._wait, name="tidegate-last-exit", daemon=True).start()
+
+    def within(self, seconds: float) -> None:
+        """End the process in `seconds` from now, unless called off."""
+        self._times.put(time.monotonic() + seconds)
+
+    def call_off(self) -> None:
+        """Cancel the forced end, since the process ends by itself."""
+        self._times.put(None)
+
+    def _wait(self) -> None:
+        ends_at = self._times.get()
+        while ends_at is not None:
+            left_s = min(max(ends_at - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
+            try:
+                other = self._times.get(timeout=left_s)
+            except Empty:
+                _say_last()
+                os._exit(1)
+            ends_at = None if other is None else min(ends_at, other)
+
+
+def _say_last() -> None:
+    # A logger's lock may be what hangs, and writing to a full pipe would block. So write directly,
+    # and only if that does not block.
+    with contextlib.suppress(OSError, ValueError):
+        if select.select([], [_STDERR_FD], [], 0.0)[1]:
+            os.write(_STDERR_FD, _MESSAGE)

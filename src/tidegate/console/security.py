@@ -1,20 +1,10 @@
-"""Security checks before every request, and security headers on every response.
-
-    Host       must name this console; else it is DNS rebinding: a foreign name that resolves here
-    Origin     if present, must be the console's own for all paths below /api
-    headers    a strict content security policy and related headers on every response
-
-It is plain ASGI middleware, so it covers files and errors too.
-
-Names of queues in a path need two escapes. `%2F` becomes a control character that no name contains,
-so that the slash does not split the segment. `%1E` before a segment marks a name such as `.` or
-`..`, which browsers would otherwise resolve as a step in the path.
-"""
+"""Error responses: a code, the cause and the remedy, and never a traceback."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -22,9 +12,134 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import msgspec
+from litestar import MediaType, Request, Response
+from litestar.exceptions import HTTPException
+from litestar.openapi.datastructures import ResponseSpec
 
-from tidegate.console.model import Problem
-from tidegate.console.problems import Refused
+from tidegate.console.schemas import Problem
+from tidegate.core import errors
+
+log = logging.getLogger(__name__)
+
+# The first match counts.
+_STATUS: tuple[tuple[type[errors.TidegateError], int], ...] = (
+    (errors.QueueNotExisting, 404),
+    (errors.TopicNotExisting, 404),
+    (errors.ClientNotExisting, 404),
+    (errors.UniqueConstraint, 409),
+    (errors.ChangedMeanwhile, 409),
+    (errors.Forbidden, 403),
+    (errors.ModeForbids, 403),
+    (errors.NotAuthenticated, 401),
+    (errors.TooLarge, 413),
+    (errors.LimitReached, 429),
+    (errors.CallerError, 400),
+    (errors.RetryLater, 503),
+)
+_WORDS = {
+    400: ("INVALID", "the request cannot be understood"),
+    401: ("NOT_AUTHENTICATED", "log in"),
+    403: ("FORBIDDEN", "this user may not do that"),
+    404: ("NOT_FOUND", "there is nothing of that name: see /api/openapi.json for what there is"),
+    405: ("METHOD_NOT_ALLOWED", "not with this method: see /api/openapi.json"),
+    409: ("CONFLICT", "there is one of that name"),
+    413: ("TOO_LARGE", "the request is too large"),
+    415: ("NOT_JSON", "send JSON, with Content-Type: application/json"),
+    429: ("LIMIT_REACHED", "too many: wait a moment"),
+    503: ("UNAVAILABLE", "no node answers: look whether `tidegate up` runs"),
+}
+_BUG = ("INTERNAL_ERROR", "a bug of ours: the log of the console says more")
+
+
+class RequestRefused(Exception):
+    """A request that the console refuses, not the broker."""
+
+    def __init__(self, status: int, error: str, detail: str) -> None:
+        self.status = status
+        self.problem = Problem(error=error, detail=detail)
+        super().__init__(detail)
+
+
+def error_responses(*statuses: int) -> dict[int, ResponseSpec]:
+    """Return the descriptions of these error statuses, and of the common ones."""
+    return {
+        status: ResponseSpec(
+            data_container=Problem, description=_WORDS[status][1], generate_examples=False
+        )
+        for status in sorted({*statuses, 400, 401, 403, 405, 413, 429, 503})
+    }
+
+
+def _problem_response(status: int, problem: Problem) -> Response[bytes]:
+    # Not Basic, although programs may use it: browsers would open their own password dialog.
+    headers = {"WWW-Authenticate": 'Session realm="tidegate"'} if status == 401 else {}
+    if status in (429, 503):
+        headers["Retry-After"] = "1" if status == 503 else "60"
+    # Encode here: the framework's encoding must not fail on an error response.
+    return Response(
+        msgspec.json.encode(problem),
+        status_code=status,
+        media_type=MediaType.JSON,
+        headers=headers,
+    )
+
+
+def on_refused(_: Request[Any, Any, Any], refused: RequestRefused) -> Response[bytes]:
+    return _problem_response(refused.status, refused.problem)
+
+
+def on_error(_: Request[Any, Any, Any], error: errors.TidegateError) -> Response[bytes]:
+    """Respond to an error from the broker."""
+    status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
+    if status == 500:
+        log.error("unexpected: %r", error)
+        return _problem_response(500, Problem(error=_BUG[0], detail=_BUG[1]))
+    return _problem_response(status, Problem(error=error.name, detail=str(error)))
+
+
+def on_http(_: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+    """Respond to an error from the framework, such as an unknown path or a missing field."""
+    status = error.status_code
+    if status >= 500:
+        log.error("unexpected: %r", error, exc_info=error)
+        return _problem_response(500, Problem(error=_BUG[0], detail=_BUG[1]))
+    name, what = _WORDS.get(status, _WORDS[400])
+    if status == 400 and isinstance(error.extra, list):
+        # The field and what is wrong with it.
+        told = [
+            f"{one.get('key', '')}: {one['message']}".removeprefix(": ")
+            for one in error.extra
+            if isinstance(one, dict) and "message" in one
+        ]
+        what = "; ".join(told) or what
+    elif status == 400:
+        what = error.detail or what
+    return _problem_response(status, Problem(error=name, detail=what[:500]))
+
+
+def on_bug(_: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    if isinstance(error, TimeoutError):
+        return _problem_response(
+            503, Problem(error=_WORDS[503][0], detail="no answer in time: try again")
+        )
+    log.error("a bug", exc_info=error)
+    return _problem_response(500, Problem(error=_BUG[0], detail=_BUG[1]))
+
+
+# -- doorkeeper --
+# Security checks before every request, and security headers on every response.
+#
+#     Host       must name this console; else it is DNS rebinding: a foreign name that resolves here
+#     Origin     if present, must be the console's own for all paths below /api
+#     headers    a strict content security policy and related headers on every response
+#
+# It is plain ASGI middleware, so it covers files and errors too.
+#
+# Names of queues in a path need two escapes. `%2F` becomes a control character that no name
+# contains,
+# so that the slash does not split the segment. `%1E` before a segment marks a name such as `.` or
+# `..`, which browsers would otherwise resolve as a step in the path.
+
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -73,7 +188,7 @@ def allowed_hosts(host: str, port: int, names: list[str], *, tls: bool) -> froze
     return frozenset(with_port | bare)
 
 
-def shown_host(host: str, names: list[str]) -> str:
+def url_host(host: str, names: list[str]) -> str:
     """Return the host for the console's URL: a name that `allowed_hosts` accepts."""
     if host in ANYWHERE:
         host = names[0] if names else socket.getfqdn().lower()
@@ -89,12 +204,12 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def name_in(segment: str) -> str:
+def decoded_name(segment: str) -> str:
     """Return the name that a path segment encodes."""
     return segment.replace(SLASH, "/").removeprefix(NO_STEP)
 
 
-class Doorkeeper:
+class SecurityMiddleware:
     """ASGI middleware that checks requests and adds security headers to responses."""
 
     def __init__(
@@ -196,7 +311,7 @@ def _in_time(receive: Receive) -> Receive:
             async with asyncio.timeout_at(until):
                 message = await receive()
         except TimeoutError:
-            raise Refused(
+            raise RequestRefused(
                 408, "TOO_SLOW", f"a body has {BODY_S_MAX:g} s to come: send it at once"
             ) from None
         is_whole = not message.get("more_body", False)

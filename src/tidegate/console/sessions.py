@@ -30,6 +30,8 @@ before a login that needs a new user connection.
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import hashlib
 import hmac
 import secrets
@@ -37,10 +39,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from tidegate.client.credentials import Credentials
-from tidegate.console.person import Connect, Person
-from tidegate.console.sight import HostingView
+from litestar import Request, Response, delete, get, post
+from litestar.datastructures import Cookie
+from litestar.params import JSONBody
+
+from tidegate import __version__
+from tidegate.client.connection import Credentials
+from tidegate.console.schemas import Health, Login, Who
+from tidegate.console.security import RequestRefused, error_responses
+from tidegate.console.snapshot import ConsoleStore
+from tidegate.console.watch import Connect, UserConnection
 from tidegate.core.errors import LimitReached, NotAuthenticated, TidegateError, Unavailable
 
 IDLE_S = 30 * 60.0
@@ -48,7 +58,7 @@ IDLE_S = 30 * 60.0
 LIFE_S = 12 * 3600.0
 SESSIONS_MAX = 1_000
 SESSIONS_PER_USER_MAX = 20
-PERSONS_MAX = 32
+USER_CONNECTIONS_MAX = 32
 # A program's password is not checked again until this long after its last request.
 PROGRAM_IDLE_S = 60.0
 PROGRAMS_MAX = 100
@@ -65,23 +75,23 @@ _WRONG = "user or password is wrong"
 
 
 @dataclass
-class Session:
+class LoginSession:
     """One browser that is logged in."""
 
-    person: Person
+    person: UserConnection
     # Clients send it in a header with every change.
     token: str
     began_at: float
     used_at: float
 
 
-class Sessions:
+class LoginSessions:
     """All sessions, programs and user connections of the console."""
 
     def __init__(
         self,
         connect: Connect,
-        store: HostingView | None = None,
+        store: ConsoleStore | None = None,
         clock: Callable[[], float] = time.monotonic,
         *,
         needs_login: bool = False,
@@ -92,10 +102,10 @@ class Sessions:
         self._needs_login = needs_login
         self._store = store
         self._clock = clock
-        self._sessions: dict[str, Session] = {}
-        self._persons: dict[str, Person] = {}
+        self._sessions: dict[str, LoginSession] = {}
+        self._persons: dict[str, UserConnection] = {}
         # Connection and time of last use, by a keyed digest of user and password.
-        self._programs: dict[bytes, tuple[Person, float]] = {}
+        self._programs: dict[bytes, tuple[UserConnection, float]] = {}
         self._digest_key = secrets.token_bytes(32)
         self._wrong: dict[str, deque[float]] = {}
         self._logging_in = asyncio.Semaphore(_LOGINS_AT_A_TIME)
@@ -104,7 +114,7 @@ class Sessions:
         # The token of pages that need no login.
         self.open_token = secrets.token_urlsafe(24)
 
-    async def log_in(self, user: str, password: str, address: str) -> tuple[str, Session]:
+    async def log_in(self, user: str, password: str, address: str) -> tuple[str, LoginSession]:
         """Return the secret for the cookie and the session.
 
         Raises NotAuthenticated after at least a second if user or password is wrong.
@@ -122,11 +132,11 @@ class Sessions:
         if len(self._sessions) >= SESSIONS_MAX:
             raise LimitReached(f"{SESSIONS_MAX} sessions are open: close some, or wait")
         secret = secrets.token_urlsafe(32)
-        session = Session(person, secrets.token_urlsafe(24), now, now)
+        session = LoginSession(person, secrets.token_urlsafe(24), now, now)
         self._sessions[secret] = session
         return secret, session
 
-    def session(self, secret: str | None) -> Session | None:
+    def session(self, secret: str | None) -> LoginSession | None:
         """Return the session of a cookie; None if there is none, or it has expired."""
         now = self._clock()
         self._forget(now)
@@ -139,7 +149,7 @@ class Sessions:
         self._sessions.pop(secret or "", None)
         await self.tidy()
 
-    async def program(self, user: str, password: str, address: str) -> Person:
+    async def program(self, user: str, password: str, address: str) -> UserConnection:
         """Return the user of a program that sends HTTP Basic credentials."""
         now = self._clock()
         told = f"{len(user)}:{user}{password}".encode("utf-8", "surrogatepass")
@@ -154,7 +164,7 @@ class Sessions:
         self._programs[digest] = (person, self._clock())
         return person
 
-    async def nobody(self) -> Person:
+    async def nobody(self) -> UserConnection:
         """Return the anonymous user; raise NotAuthenticated if a login is needed."""
         if self._needs_login:
             raise NotAuthenticated("log in")
@@ -165,7 +175,7 @@ class Sessions:
             if known is not None:
                 del self._persons[""]
                 await known.close()
-            person = await Person.logged_in(self._connect, None, self._store)
+            person = await UserConnection.logged_in(self._connect, None, self._store)
             self._persons[""] = person
             return person
 
@@ -203,7 +213,7 @@ class Sessions:
 
     # Password checks
 
-    async def _checked(self, user: str, password: str, address: str) -> Person:
+    async def _checked(self, user: str, password: str, address: str) -> UserConnection:
         """Check a password at the broker, and return the user's connection."""
         begun = self._clock()
         self._refuse_guessing(user, address)
@@ -215,7 +225,7 @@ class Sessions:
                 # meanwhile.
                 self._refuse_guessing(user, address)
                 credentials = Credentials(user, password)
-                person = await Person.logged_in(self._connect, credentials, self._store)
+                person = await UserConnection.logged_in(self._connect, credentials, self._store)
         except (Unavailable, LimitReached):
             raise
         except TidegateError:
@@ -233,9 +243,11 @@ class Sessions:
             # The new connection was only needed to check the password.
             self._end(person)
             return known
-        if known is None and len(self._persons) >= PERSONS_MAX:
+        if known is None and len(self._persons) >= USER_CONNECTIONS_MAX:
             self._end(person)
-            raise LimitReached(f"{PERSONS_MAX} users are here already: wait until one has gone")
+            raise LimitReached(
+                f"{USER_CONNECTIONS_MAX} users are here already: wait until one has gone"
+            )
         if known is not None:
             self._end(known)
         self._persons[user] = person
@@ -245,7 +257,7 @@ class Sessions:
         known = self._persons.get(user)
         return known is not None and not known.is_gone
 
-    def _end(self, person: Person) -> None:
+    def _end(self, person: UserConnection) -> None:
         task = asyncio.create_task(person.close())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -282,3 +294,172 @@ def _counted(user: str, address: str) -> tuple[tuple[str, int], ...]:
         (f"address {address}", GUESSES_OF_ADDRESS_MAX),
         (_user(user), GUESSES_MAX),
     )
+
+
+# -- access --
+# Authentication of a request: by session cookie, by HTTP Basic, or none if no login is needed.
+#
+# A request that changes something also needs the session's token in a header, which a foreign page
+# cannot know. Programs need no token if they send a password, or if no login is needed and they
+# send
+# no Origin.
+
+
+TOKEN_HEADER = "x-tidegate-token"
+_SAFE = ("GET", "HEAD", "OPTIONS")
+
+AnyRequest = Request[Any, Any, Any]
+
+
+def cookie_name(request: AnyRequest) -> str:
+    """Return the name of the session cookie.
+
+    It contains the port, because browsers send cookies to all ports of a host.
+    """
+    name: str = request.app.state.cookie_name
+    return name
+
+
+def sessions_of(request: AnyRequest) -> LoginSessions:
+    found: LoginSessions = request.app.state.sessions
+    return found
+
+
+def session_of(request: AnyRequest) -> LoginSession | None:
+    return sessions_of(request).session(request.cookies.get(cookie_name(request)))
+
+
+def address_of(request: AnyRequest) -> str:
+    return request.client.host if request.client is not None else ""
+
+
+async def user_connection_of(request: AnyRequest) -> UserConnection:
+    """Return the user of a request; raise Refused or NotAuthenticated if it is not authenticated.
+
+    If the user's rights may have changed, they are read again.
+    """
+    person = await _known(request)
+    await person.refresh()
+    return person
+
+
+async def _known(request: AnyRequest) -> UserConnection:
+    sessions = sessions_of(request)
+    if (given := _basic(request.headers.get("authorization"))) is not None:
+        return await sessions.program(*given, address_of(request))
+    session = session_of(request)
+    changes = request.method not in _SAFE
+    if session is not None:
+        if changes:
+            _check_token(request, session.token)
+        return session.person
+    person = await sessions.nobody()
+    if changes and _is_browser(request):
+        _check_token(request, sessions.open_token)
+    return person
+
+
+def _is_browser(request: AnyRequest) -> bool:
+    return any(name in request.headers for name in ("origin", "sec-fetch-site", "sec-fetch-mode"))
+
+
+def _check_token(request: AnyRequest, token: str) -> None:
+    given = request.headers.get(TOKEN_HEADER, "")
+    if not hmac.compare_digest(given.encode(), token.encode()):
+        raise RequestRefused(
+            403,
+            "WRONG_TOKEN",
+            "the token of the session is missing or old: send the one of GET /api/session as "
+            "X-Tidegate-Token",
+        )
+
+
+def _basic(header: str | None) -> tuple[str, str] | None:
+    scheme, _, encoded = (header or "").partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        user, colon, password = base64.b64decode(encoded, validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        user, colon, password = "", "", ""
+    if not user or not colon:
+        raise RequestRefused(401, "NOT_AUTHENTICATED", "Authorization: Basic base64(user:password)")
+    return user, password
+
+
+# -- session_routes --
+# Endpoints for login and logout.
+
+
+def _who(person: UserConnection, token: str) -> Who:
+    return Who(
+        user=person.user,
+        read_only=person.read_only,
+        is_admin=person.is_admin,
+        token=token,
+        version=__version__,
+    )
+
+
+@get(
+    "/session",
+    responses=error_responses(),
+    operation_id="who",
+    needs="–",
+    summary="Who is logged in",
+)
+async def who(request: AnyRequest) -> Who:
+    """Return the logged-in user; 401 if a login is needed."""
+    session = session_of(request)
+    person = await user_connection_of(request)
+    token = sessions_of(request).open_token if session is None else session.token
+    # Programs that send a password need no token.
+    return _who(person, "" if session is None and person.user else token)
+
+
+@post(
+    "/session",
+    status_code=200,
+    responses=error_responses(),
+    operation_id="log_in",
+    needs="–",
+    summary="Log in",
+)
+async def log_in(request: AnyRequest, data: JSONBody[Login]) -> Response[Who]:
+    """Log in at the broker under the same name; the session is in a cookie."""
+    secret, session = await sessions_of(request).log_in(
+        data.user, data.password, address_of(request)
+    )
+    cookie = Cookie(
+        key=cookie_name(request),
+        value=secret,
+        path="/",
+        httponly=True,
+        samesite="strict",
+        secure=request.app.state.tls,
+        max_age=int(LIFE_S),
+    )
+    return Response(_who(session.person, session.token), cookies=[cookie])
+
+
+@delete(
+    "/session",
+    status_code=204,
+    responses=error_responses(),
+    operation_id="log_out",
+    needs="–",
+    summary="Log out",
+)
+async def log_out(request: AnyRequest) -> Response[None]:
+    if session_of(request) is not None:
+        # Needs the token, as every change does.
+        await user_connection_of(request)
+        await sessions_of(request).log_out(request.cookies.get(cookie_name(request)))
+    response: Response[None] = Response(None, status_code=204)
+    response.delete_cookie(cookie_name(request), path="/")
+    return response
+
+
+@get("/healthz", operation_id="healthz", needs="–", summary="Whether the console is there")
+async def healthz() -> Health:
+    return Health("ok", __version__)

@@ -1,51 +1,220 @@
-"""Reports what happens to an agreement: log, lake, journal and alerts, each event once.
+"""Alerts to people, by a command or a webhook, without delaying any loop.
 
-    a promise is breached, and no longer              when it begins, and when it ends
-    a promise is warned of, and is met again          the same, if warnings are switched on
-    the error budget burns fast, or slowly and long   when the alarm begins
-    more is needed than available                     when it begins, and when it ends
-    doors and the probe disagree                      when it begins, and when it ends
+    [alerts]
+    command = ["/usr/local/bin/page", "--team", "shop"]     # gets the alert as JSON on stdin
+    webhook = "http://127.0.0.1:9093/hook"                  # gets it as a POST
+    warnings = false                                        # warnings as well, and their end
 
-Alerts never wait. The journal is in the store: an entry that cannot be written stays queued, and
-describes the actions in progress at the time of writing.
+`send` queues an alert, and a task sends it. Each attempt has a time limit, and the number of
+attempts is limited. An alert that cannot be sent is logged. If too many wait, the oldest is dropped
+and logged.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import os
+import signal
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
 
-from tidegate.agreement.document import Agreement
-from tidegate.agreement.evaluation import Verdict
-from tidegate.agreement.history import Standing
-from tidegate.agreement.kept_standing import KeptStanding
-from tidegate.agreement.ledger import Entry
-from tidegate.agreement.violations import Event, Turn
-from tidegate.control.alerts import Alert, Alerts
+from tidegate.agreements.document import Agreement
+from tidegate.agreements.evaluation import Verdict
+from tidegate.agreements.ledger import (
+    AgreementStatus,
+    LedgerEntry,
+    StoredAgreementStatus,
+    Transition,
+    TransitionEvent,
+)
 from tidegate.control.journal import Journal
-from tidegate.control.probe import ProbeSample
-from tidegate.core.hosting import Instance, decided_about
-from tidegate.core.steering import Decision
+from tidegate.control.services.measurement import ProbeSample, address_of, http_get
+from tidegate.core.decisions import Decision
+from tidegate.core.errors import TidegateError, Unavailable
+from tidegate.core.runtime import cancel_and_wait
+from tidegate.core.services import Instance, decision_subject
+from tidegate.core.text import redact_secrets
 from tidegate.telemetry.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
-_KINDS = {Turn.BREACHED: "violation", Turn.WARNED: "warning"}
+_WAITING_MAX = 100
+_AGAIN_S = 1.0
+# Bytes of a failed command's error output that are logged.
+_SAID_BYTES_MAX = 2000
+
+
+class AlertTargets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where alerts are sent; without command and webhook they are only logged."""
+
+    command: list[str] = []
+    webhook: str | None = None
+    warnings: bool = False
+    timeout_s: float = 10.0
+    attempts: int = 3
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    """A message to people about one event."""
+
+    # violation, burn-rate, shortage, disagreement, warning, over
+    kind: str
+    # For the kind "over": the kind of what has ended. An alert and its end are filtered alike, so
+    # that the end of every alert is sent.
+    of: str = ""
+    # The name of the agreement, and of the queue or service that it governs.
+    agreement: str
+    service: str
+    # Seconds since 1970.
+    at: float
+    summary: str
+    evidence: list[str] = []
+    # Part of the error budget that is left: 1 is untouched, below 0 is overdrawn.
+    budget_left: float | None = None
+
+
+class Alerts:
+    """Sends alerts in a task of its own, started by `send`."""
+
+    def __init__(self, settings: AlertTargets | None = None) -> None:
+        self.settings = settings or AlertTargets()
+        if self.settings.webhook:
+            address_of(self.settings.webhook)
+        self._waiting: deque[Alert] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self.sent = 0
+        self.lost = 0
+
+    def send(self, alert: Alert) -> None:
+        """Queue an alert and return at once; drop warnings if they are switched off."""
+        if "warning" in (alert.kind, alert.of) and not self.settings.warnings:
+            return
+        log.warning("alert: %s: %s", alert.service, alert.summary)
+        if not (self.settings.command or self.settings.webhook):
+            return
+        if len(self._waiting) >= _WAITING_MAX:
+            let_go = self._waiting.popleft()
+            self.lost += 1
+            log.error("an alert is lost, too many wait: %s", let_go.summary)
+        self._waiting.append(alert)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._send_all())
+
+    async def drained(self) -> None:
+        """Wait until every queued alert has been sent or has failed."""
+        while self._task is not None and not self._task.done():
+            await asyncio.wait([self._task])
+
+    async def stop(self) -> None:
+        """Stop sending; log the alerts that still wait as lost."""
+        if self._task is not None:
+            await cancel_and_wait([self._task])
+        for alert in self._waiting:
+            log.error("an alert was not sent: %s", alert.summary)
+        self._waiting.clear()
+
+    async def _send_all(self) -> None:
+        while self._waiting:
+            alert = self._waiting.popleft()
+            if await self._sent(alert):
+                self.sent += 1
+            else:
+                self.lost += 1
+
+    async def _sent(self, alert: Alert) -> bool:
+        document = msgspec.json.encode(alert)
+        ways: list[Callable[[bytes], Awaitable[None]]] = []
+        if self.settings.command:
+            ways.append(self._run_command)
+        if self.settings.webhook:
+            ways.append(self._post)
+        results = [await self._tried(way, document, alert) for way in ways]
+        return all(results)
+
+    async def _tried(
+        self, way: Callable[[bytes], Awaitable[None]], document: bytes, alert: Alert
+    ) -> bool:
+        failure = ""
+        for attempt in range(self.settings.attempts):
+            if attempt:
+                await asyncio.sleep(_AGAIN_S * 2.0 ** (attempt - 1))
+            try:
+                await way(document)
+            except TidegateError as error:
+                failure = redact_secrets(str(error))
+                log.warning("an alert could not be sent: %s", failure)
+            else:
+                return True
+        log.error("an alert is lost after %s attempts: %s", self.settings.attempts, alert.summary)
+        return False
+
+    async def _run_command(self, document: bytes) -> None:
+        name = self.settings.command[0]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self.settings.command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise Unavailable(f"{name} cannot be started: {error.strerror}") from error
+        try:
+            async with asyncio.timeout(self.settings.timeout_s):
+                _, said = await process.communicate(document)
+        except TimeoutError as error:
+            raise Unavailable(f"{name} took longer than {self.settings.timeout_s:g} s") from error
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    # Kill the whole process group, or children of the command would survive.
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        if process.returncode:
+            words = said[-_SAID_BYTES_MAX:].decode(errors="replace").strip()
+            raise Unavailable(f"{name} ended with {process.returncode}: {words}")
+
+    async def _post(self, document: bytes) -> None:
+        assert self.settings.webhook is not None
+        status = await http_get(
+            "POST", self.settings.webhook, timeout_s=self.settings.timeout_s, body=document
+        )
+        if not 200 <= status < 300:
+            raise Unavailable(f"the webhook answered {status}")
+
+
+# -- agreement_news --
+# Reports what happens to an agreement: log, lake, journal and alerts, each event once.
+#
+#     a promise is breached, and no longer              when it begins, and when it ends
+#     a promise is warned of, and is met again          the same, if warnings are switched on
+#     the error budget burns fast, or slowly and long   when the alarm begins
+#     more is needed than available                     when it begins, and when it ends
+#     doors and the probe disagree                      when it begins, and when it ends
+#
+# Alerts never wait. The journal is in the store: an entry that cannot be written stays queued, and
+# describes the actions in progress at the time of writing.
+
+
+_KINDS = {Transition.BREACHED: "violation", Transition.WARNED: "warning"}
 _TURNED = {
-    Turn.WARNED: "is warned of",
-    Turn.BREACHED: "is breached",
-    Turn.EASED: "is breached no more, and warned of",
-    Turn.KEPT: "is kept again",
+    Transition.WARNED: "is warned of",
+    Transition.BREACHED: "is breached",
+    Transition.EASED: "is breached no more, and warned of",
+    Transition.KEPT: "is kept again",
 }
 # Transitions that wait for the store; the newest are kept.
 _UNWRITTEN_MAX = 100
 
 
 @dataclass(frozen=True)
-class Governed:
+class AgreementSubject:
     """The queue or service that an agreement governs: its name, a text, and its journal key."""
 
     name: str
@@ -53,19 +222,19 @@ class Governed:
     journal_key: str
 
     @staticmethod
-    def queue(name: str) -> Governed:
-        return Governed(name, f"queue {name}", name)
+    def queue(name: str) -> AgreementSubject:
+        return AgreementSubject(name, f"queue {name}", name)
 
     @staticmethod
-    def service(name: str) -> Governed:
-        return Governed(name, name, decided_about(name))
+    def service(name: str) -> AgreementSubject:
+        return AgreementSubject(name, name, decision_subject(name))
 
 
-class AgreementNews:
+class AgreementAlerts:
     """Reports what the loop of a queue or a service finds."""
 
     def __init__(
-        self, about: Governed, journal: Journal, alerts: Alerts, recorder: Recorder | None
+        self, about: AgreementSubject, journal: Journal, alerts: Alerts, recorder: Recorder | None
     ) -> None:
         self._about = about
         self._journal = journal
@@ -76,12 +245,12 @@ class AgreementNews:
         # Transitions that wait for the journal, each with a text about the error budget.
         self._unwritten: deque[tuple[Decision, str]] = deque(maxlen=_UNWRITTEN_MAX)
 
-    def go_on(self, agreement: Agreement, kept: KeptStanding | None) -> None:
+    def go_on(self, agreement: Agreement, kept: StoredAgreementStatus | None) -> None:
         """Continue from the stored status; an alarm that is already active is not sent again."""
         is_same = kept is not None and kept.is_of(agreement)
         self._alarm = kept.standing.alarm if kept is not None and is_same else None
 
-    def window(self, agreement: Agreement, entry: Entry) -> None:
+    def window(self, agreement: Agreement, entry: LedgerEntry) -> None:
         """Report the transitions of a closed window, and an alarm that begins with it."""
         for event in entry.events:
             self._turn(agreement, event, entry.standing)
@@ -115,8 +284,10 @@ class AgreementNews:
             await self._journal.write(told, epoch, good=budget)
             self._unwritten.popleft()
 
-    def _turn(self, agreement: Agreement, event: Event, standing: Standing) -> None:
-        if event.turn is Turn.BREACHED:
+    def _turn(
+        self, agreement: Agreement, event: TransitionEvent, standing: AgreementStatus
+    ) -> None:
+        if event.turn is Transition.BREACHED:
             log.warning("%s is breached: %s", event.agreement, event.evidence)
         turned = _TURNED[event.turn]
         self._unwritten.append(
@@ -219,9 +390,46 @@ class AgreementNews:
             self.reconfigured(instance.ready_at, took_s, what)
 
 
-def _budget(standing: Standing) -> str:
+def _budget(standing: AgreementStatus) -> str:
     words = f"{100.0 * standing.budget_left:.4g} % of the error budget is left"
     if standing.burn_hour is not None:
         burn = f"{standing.burn_hour:.3g} times as fast as allowed"
         words += f", and in the last hour it burned {burn}"
     return words
+
+
+# -- shortage --
+# Detects a lasting shortage: reported when it has lasted, and when it is over for good.
+#
+#     no slot is free, or the maximum is reached, for BEGINS_S     → reported, with the reason
+#     nothing is lacking, for OVER_S                               → reported as over
+#
+# Load fluctuates between samples, and so does what it needs. A moment of shortage must not alert
+# anyone, and one shortage must not alert twice, also after a change of leader.
+
+
+BEGINS_S = 3.0
+OVER_S = 10.0
+
+
+class CapacityShortage:
+    """The shortage of one queue or service; `told` is what the last leader reported."""
+
+    def __init__(self, told: str = "") -> None:
+        # Why there is too little, as last reported; empty if there is enough.
+        self.told = told
+        # Since when the situation differs from what was reported; None if it does not differ.
+        self._since: float | None = None
+
+    def take(self, lacks: str, at: float) -> str | None:
+        """Return the text of a new shortage, "" when it is over, None if nothing has changed."""
+        if bool(lacks) == bool(self.told):
+            self._since = None
+            return None
+        if self._since is None:
+            self._since = at
+        if at - self._since < (BEGINS_S if lacks else OVER_S):
+            return None
+        self._since = None
+        self.told = lacks
+        return lacks

@@ -8,14 +8,17 @@ problem is recorded too.
 
 from __future__ import annotations
 
+import logging
 import math
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
-from tidegate.core.rule_words import in_words
-from tidegate.core.steering import WITHIN, AnyAction, Decision
+from tidegate.core.decisions import NON_SCALING_ACTIONS, AnyAction, Decision, format_rule
+from tidegate.core.errors import TidegateError
+from tidegate.core.store import Store
 from tidegate.telemetry.recorder import Recorder
 
 # Seconds after which a continuing decision is recorded again.
@@ -24,7 +27,7 @@ _AGAIN_S = 60.0
 _OVER_MAX = 200
 
 
-class DecisionNotes(Protocol):
+class DecisionStore(Protocol):
     """Stores decisions for people: the catalogue of a store, or the screen of `tidegate steer`."""
 
     async def note_decision(self, service: str, document: bytes, leader_epoch: int) -> None: ...
@@ -34,7 +37,7 @@ class Journal:
     """Records the decisions of the loops."""
 
     def __init__(
-        self, notes: DecisionNotes, recorder: Recorder | None, wall: Callable[[], float]
+        self, notes: DecisionStore, recorder: Recorder | None, wall: Callable[[], float]
     ) -> None:
         self._notes = notes
         self._recorder = recorder
@@ -73,7 +76,7 @@ class Journal:
                 at_s=now,
                 inputs=kept.inputs,
                 outputs=kept.outputs,
-                action=", ".join(map(told, kept.actions)) or "hold",
+                action=", ".join(map(action_label, kept.actions)) or "hold",
                 reason=" ".join(filter(None, (kept.reason, kept.outcome))),
             )
         await self._notes.note_decision(kept.service, msgspec.json.encode(kept), epoch)
@@ -81,7 +84,7 @@ class Journal:
     def _is_news(self, decision: Decision, now: float) -> bool:
         """Return whether the decision changes a number, or differs from those recorded lately."""
         if decision.carried_out and any(
-            not isinstance(action, WITHIN) for action in decision.actions
+            not isinstance(action, NON_SCALING_ACTIONS) for action in decision.actions
         ):
             return True
         is_held = decision.rule.startswith("held")
@@ -112,7 +115,7 @@ def _over(trouble: str) -> str:
     if trouble.startswith("recommend-only"):
         return "nothing is recommended any more"
     if trouble.startswith("held"):
-        return f"no longer so: {in_words(trouble)}"
+        return f"no longer so: {format_rule(trouble)}"
     return f"no longer so: {trouble[:_OVER_MAX]}"
 
 
@@ -120,7 +123,69 @@ def _finite(numbers: dict[str, float]) -> dict[str, float]:
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 
-def told(action: AnyAction) -> str:
+def action_label(action: AnyAction) -> str:
     """Return an action in a few words: `AddReplica 1`, `Drain 3`."""
     values = (getattr(action, name) for name in action.__struct_fields__)
     return " ".join([type(action).__name__, *(str(value) for value in values if value is not None)])
+
+
+# -- prefetch_journal --
+# The journal of prefetch control.
+#
+# Every control step is a row in the lake and a line of `tidegate explain QUEUE --prefetch`; a
+# thousand consumers make a thousand steps a second. The catalogue gets only changes: another mode,
+# a
+# reached limit, other gains, a new ceiling. The same change of the same queue is recorded once a
+# minute at most. While the store is unavailable changes are dropped.
+
+
+log = logging.getLogger(__name__)
+
+_PREFETCH_AGAIN_S = 60.0
+# Decisions that wait for the store; more at once would not be read.
+_WAITING_MAX = 50
+
+
+class PrefetchJournal:
+    """Collects decisions, and writes them to the catalogue and the lake."""
+
+    def __init__(self, store: Store, recorder: Recorder | None, wall: Callable[[], float]) -> None:
+        self._store = store
+        self._recorder = recorder
+        self._wall = wall
+        self._written: dict[tuple[str, str, str], float] = {}
+        self._waiting: deque[Decision] = deque(maxlen=_WAITING_MAX)
+
+    def note(self, decision: Decision, what: str) -> None:
+        """Queue a decision, unless the same change of its queue was recorded lately."""
+        now = self._wall()
+        about = (decision.service, decision.rule, what)
+        self._written = {
+            key: at for key, at in self._written.items() if now - at < _PREFETCH_AGAIN_S
+        }
+        if about in self._written:
+            return
+        self._written[about] = now
+        self._waiting.append(msgspec.structs.replace(decision, at=now))
+
+    async def write(self) -> None:
+        """Write the queued decisions; log and drop what the store does not take."""
+        while self._waiting:
+            decision = self._waiting.popleft()
+            if self._recorder is not None:
+                self._recorder.decision(
+                    decision.loop,
+                    decision.service,
+                    decision.law,
+                    at_s=decision.at,
+                    inputs=decision.inputs,
+                    outputs=decision.outputs,
+                    action="hold" if decision.rule.startswith("held") else "set prefetch",
+                    reason=decision.reason,
+                )
+            try:
+                _, epoch = await self._store.leader()
+                document = msgspec.json.encode(decision)
+                await self._store.note_decision(decision.service, document, epoch)
+            except TidegateError as failure:
+                log.warning("a decision about %s is not kept: %s", decision.service, failure)

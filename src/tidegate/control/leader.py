@@ -40,21 +40,20 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from tidegate.adapters.native.actuator import NativeActuator
-from tidegate.adapters.native.sensor import NativeSensor
-from tidegate.agreement.document import Agreement
-from tidegate.control.agreed_queues import AgreedQueues
-from tidegate.control.agreement_keeping import AgreementKeeping
+from tidegate.agreements.document import Agreement
+from tidegate.control.agreement_monitor import AgreementMonitor, ConfiguredAgreements
 from tidegate.control.alerts import Alerts
-from tidegate.control.fleet_loop import FleetLoop
-from tidegate.control.hosting_loop import HostingLoop
 from tidegate.control.journal import Journal
-from tidegate.control.learned import Learned
-from tidegate.control.provisioner import Provisioner
-from tidegate.control.queue_loop import QueueLoop
+from tidegate.control.learned import AcceptedModels
+from tidegate.control.machines import FleetLoop
+from tidegate.control.provisioning import Provisioner
+from tidegate.control.queues.loop import QueueLoop
+from tidegate.control.services.loop import HostingLoop
 from tidegate.core.errors import StaleEpoch, TidegateError
-from tidegate.core.ports import Clock, Store
-from tidegate.core.replication import Topology
+from tidegate.core.store import Clock, Store
+from tidegate.core.topology import Topology
+from tidegate.engines.native.actuator import NativeActuator
+from tidegate.engines.native.sensor import NativeSensor
 from tidegate.fleet.fleet import Fleet
 from tidegate.telemetry.recorder import Recorder
 
@@ -65,7 +64,7 @@ _LEADER_S = 0.1
 _FOLLOWER_S = 0.5
 
 
-class Steering:
+class ControlLoops:
     """All control loops of one node."""
 
     def __init__(
@@ -76,7 +75,7 @@ class Steering:
         actuator: NativeActuator,
         *,
         fleet: Fleet | None = None,
-        learned: Learned | None = None,
+        learned: AcceptedModels | None = None,
         recorder: Recorder | None = None,
         alerts: Alerts | None = None,
         clock: Clock | None = None,
@@ -89,7 +88,7 @@ class Steering:
         self._member_id = member_id
         self._sensor = sensor
         self._actuator = actuator
-        self._learned = learned or Learned(None)
+        self._learned = learned or AcceptedModels(None)
         self._clock = clock or Clock()
         self._journal = Journal(store, recorder, self._clock.wall)
         self._machines_most = 0 if fleet is None else fleet.machines_most
@@ -108,7 +107,7 @@ class Steering:
             learned=self._learned,
         )
         # Agreements of the settings. A queue's own agreement belongs to its `QueueLoop`.
-        self._agreed = AgreedQueues(store, agreements, self._new_keeping, self._learned)
+        self._agreed = ConfiguredAgreements(store, agreements, self._new_keeping, self._learned)
         self._queues: dict[int, QueueLoop] = {}
         self._epoch: int | None = None
         # Whether the last round failed with a `TidegateError`.
@@ -221,8 +220,8 @@ class Steering:
             self._new_keeping(),
         )
 
-    def _new_keeping(self, agreement: Agreement | None = None) -> AgreementKeeping:
-        return AgreementKeeping(
+    def _new_keeping(self, agreement: Agreement | None = None) -> AgreementMonitor:
+        return AgreementMonitor(
             self._store,
             self._sensor,
             self._journal,

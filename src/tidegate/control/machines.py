@@ -32,27 +32,24 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from tidegate.adapters.native.actuator import NativeActuator
-from tidegate.control.instance_wants import homeless, want_of
 from tidegate.control.journal import Journal
-from tidegate.control.learned import Learned
-from tidegate.control.provisioner import Provisioner, Want, warm_wanted
-from tidegate.control.queue_loop import QueueLoop
-from tidegate.core.crash import crash_point
-from tidegate.core.errors import StaleEpoch, TidegateError
-from tidegate.core.fleet import SlotKind
-from tidegate.core.hosting import Instance, Service
-from tidegate.core.ports import Store
-from tidegate.core.replication import ReplicaPlace, Topology
-from tidegate.core.steering import (
-    FLEET,
-    AnyAction,
-    Boot,
-    Decision,
-    Halt,
-    MachineSample,
-    Place,
+from tidegate.control.learned import AcceptedModels
+from tidegate.control.provisioning import (
+    Provisioner,
+    SlotRequest,
+    slot_request,
+    unplaced_instances,
+    warm_machines_needed,
 )
+from tidegate.control.queues.loop import QueueLoop
+from tidegate.core.decisions import FLEET, AnyAction, Boot, Decision, Halt, MachineSample, Place
+from tidegate.core.errors import StaleEpoch, TidegateError
+from tidegate.core.machines import SlotKind
+from tidegate.core.runtime import crash_point
+from tidegate.core.services import Instance, Service
+from tidegate.core.store import Store
+from tidegate.core.topology import ReplicaInfo, Topology
+from tidegate.engines.native.actuator import NativeActuator
 from tidegate.fleet.fleet import Fleet
 from tidegate.laws.placement import free_slots
 
@@ -73,7 +70,7 @@ class FleetLoop:
         provisioner: Provisioner,
         actuator: NativeActuator,
         journal: Journal,
-        learned: Learned,
+        learned: AcceptedModels,
     ) -> None:
         self._store = store
         self._fleet = fleet
@@ -107,10 +104,11 @@ class FleetLoop:
             if topology.queue_id in loops
         ]
         wants += [
-            want_of(service, waiting, instances, self._learned) for service, waiting in homeless
+            slot_request(service, waiting, instances, self._learned)
+            for service, waiting in homeless
         ]
         self.slots_free = sum(map(free_slots, machines))
-        self.keeps_warm = warm_wanted(wants) > 0
+        self.keeps_warm = warm_machines_needed(wants) > 0
         decision = self._provisioner.decide(machines, wants, now)
         may_halt = now - self._led_since >= settle_s(topologies)
         decision = msgspec.structs.replace(
@@ -143,14 +141,14 @@ class FleetLoop:
         if not instances:
             return []
         services = await self._store.services()
-        return [(service, homeless(service, instances, machines)) for service in services]
+        return [(service, unplaced_instances(service, instances, machines)) for service in services]
 
-    def _want(self, topology: Topology, loop: QueueLoop) -> Want:
+    def _want(self, topology: Topology, loop: QueueLoop) -> SlotRequest:
         scaling = loop.completed(topology)
         left = len(unplaced(topology))
         guess = loop.capacity_guess(topology)
         capacity_per_s = None if guess is None else guess.value
-        want = Want.of(topology.queue, scaling, loop.pending + left, capacity_per_s)
+        want = SlotRequest.of(topology.queue, scaling, loop.pending + left, capacity_per_s)
         want = msgspec.structs.replace(want, urgent=left)
         learned = self._learned.machine_capacity_per_s
         if scaling.capacity_per_s is None and learned is not None:
@@ -190,7 +188,7 @@ class FleetLoop:
     async def _carry_out(
         self,
         action: AnyAction,
-        waiting: Mapping[str, tuple[Topology, list[ReplicaPlace], QueueLoop]],
+        waiting: Mapping[str, tuple[Topology, list[ReplicaInfo], QueueLoop]],
         instances: Mapping[str, list[Instance]],
         epoch: int,
     ) -> str | None:
@@ -226,6 +224,6 @@ def settle_s(topologies: Iterable[Topology]) -> float:
     return max(SETTLE_S_MIN, SETTLE_PERIODS * max(periods_s, default=0.0))
 
 
-def unplaced(topology: Topology) -> list[ReplicaPlace]:
+def unplaced(topology: Topology) -> list[ReplicaInfo]:
     """Return the replicas without a machine, in the order in which they get one."""
     return [place for place in topology.replicas if place.machine_id is None]

@@ -32,17 +32,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
+from collections import deque
 from collections.abc import Mapping
 
-from tidegate.control.learned_prefetch import LearnedPrefetch
-from tidegate.control.prefetch_journal import PrefetchJournal
-from tidegate.control.steered_consumer import SteeredConsumer
-from tidegate.core.ports import Clock
+from tidegate.broker.dispatch import Consumer
+from tidegate.broker.replica import Replica
+from tidegate.control.journal import PrefetchJournal
+from tidegate.control.learned import PrefetchModels
+from tidegate.core.decisions import Decision
 from tidegate.core.prefetch import PrefetchGoal
-from tidegate.node.consumer import Consumer
-from tidegate.node.replica import Replica
+from tidegate.core.store import Clock
+from tidegate.engines.native.prefetch import ConsumerCredit, SensedConsumer
+from tidegate.laws.prefetch.controller import ControllerMode, ControlStep, Saturation
+from tidegate.laws.prefetch.loop import PrefetchRegulator, explain_step
 from tidegate.telemetry.recorder import Recorder, Row
+from tidegate.telemetry.stats import ControlStats
 
 log = logging.getLogger(__name__)
 
@@ -60,15 +66,15 @@ _NEWCOMERS = 50
 _PHASES = 16
 
 
-class SteeredQueue:
+class ControlledQueue:
     """The controlled consumers of one replica."""
 
     def __init__(self, replica: Replica, goal: PrefetchGoal) -> None:
         self.replica = replica
         self.goal = goal
-        self.consumers: dict[Consumer, SteeredConsumer] = {}
+        self.consumers: dict[Consumer, ControlledConsumer] = {}
         # The same consumers, in the order of their turns.
-        self.order: list[SteeredConsumer] = []
+        self.order: list[ControlledConsumer] = []
 
 
 class PrefetchLoop:
@@ -80,7 +86,7 @@ class PrefetchLoop:
         node: str,
         journal: PrefetchJournal,
         *,
-        learned: LearnedPrefetch | None = None,
+        learned: PrefetchModels | None = None,
         recorder: Recorder | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -91,10 +97,10 @@ class PrefetchLoop:
         self._replicas = replicas
         self._node = node
         self._journal = journal
-        self._learned = learned or LearnedPrefetch(None)
+        self._learned = learned or PrefetchModels(None)
         self._recorder = recorder
         self._clock = clock or Clock()
-        self._queues: dict[Replica, SteeredQueue] = {}
+        self._queues: dict[Replica, ControlledQueue] = {}
         self._census_at = float("-inf")
         self._came = 0
         self._ticks = 0
@@ -134,7 +140,7 @@ class PrefetchLoop:
             self._census(now)
         self._ticks += 1
         self._turns = 1 + self.steered // _PER_TICK
-        due: list[SteeredConsumer] = []
+        due: list[ControlledConsumer] = []
         for queue in self._queues.values():
             self._tick(queue, now, due)
         if due:
@@ -157,14 +163,14 @@ class PrefetchLoop:
         for replica, goal in wanted.items():
             queue = self._queues.get(replica)
             if queue is None:
-                queue = self._queues[replica] = SteeredQueue(replica, goal)
+                queue = self._queues[replica] = ControlledQueue(replica, goal)
             if queue.goal != goal:
                 queue.goal = goal
                 for steered in queue.consumers.values():
                     steered.change(goal, now)
             self._count(queue, now)
 
-    def _count(self, queue: SteeredQueue, now: float) -> None:
+    def _count(self, queue: ControlledQueue, now: float) -> None:
         # A consumer with automatic acknowledgement has no prefetch to control.
         present = [one for one in queue.replica.dispatch.holders.consumers if not one.automatic]
         known = queue.consumers
@@ -179,10 +185,10 @@ class PrefetchLoop:
         if len(newcomers) > _NEWCOMERS:
             self._census_at = now  # The rest follows in the next tick.
 
-    def _new(self, queue: SteeredQueue, consumer: Consumer, now: float) -> SteeredConsumer:
+    def _new(self, queue: ControlledQueue, consumer: Consumer, now: float) -> ControlledConsumer:
         holding = queue.replica.holding
         self._came += 1
-        return SteeredConsumer(
+        return ControlledConsumer(
             consumer,
             queue.goal,
             (self._node, holding.logical_name, holding.info.number),
@@ -191,7 +197,7 @@ class PrefetchLoop:
             delay_s=(self._came % _PHASES) / _PHASES * queue.goal.sample_s,
         )
 
-    def _let_go(self, queue: SteeredQueue) -> None:
+    def _let_go(self, queue: ControlledQueue) -> None:
         """Stop controlling a queue; its remaining consumers get the prefetch they asked for."""
         back = []
         for steered in queue.consumers.values():
@@ -211,7 +217,7 @@ class PrefetchLoop:
 
     # Ticks
 
-    def _tick(self, queue: SteeredQueue, now: float, due: list[SteeredConsumer]) -> None:
+    def _tick(self, queue: ControlledQueue, now: float, due: list[ControlledConsumer]) -> None:
         changes: list[tuple[Consumer, int]] = []
         for steered in queue.order[self._ticks % self._turns :: self._turns]:
             consumer = steered.consumer
@@ -228,7 +234,7 @@ class PrefetchLoop:
         if changes:
             queue.replica.dispatch.steer(changes)
 
-    def _step_all(self, due: list[SteeredConsumer], now: float) -> None:
+    def _step_all(self, due: list[ControlledConsumer], now: float) -> None:
         """Step the due consumers, the longest overdue first, while this tick has time."""
         due.sort(key=lambda steered: steered.due_at)
         rows: list[Row] = []
@@ -240,7 +246,7 @@ class PrefetchLoop:
         if self._recorder is not None:
             self._recorder.add("control_steps", rows)
 
-    def _step(self, steered: SteeredConsumer, now: float, rows: list[Row]) -> None:
+    def _step(self, steered: ControlledConsumer, now: float, rows: list[Row]) -> None:
         """Step one consumer; if its step fails, it keeps its prefetch and the others continue."""
         try:
             row, decision, news = steered.step(now, self._clock.wall())
@@ -254,3 +260,238 @@ class PrefetchLoop:
         rows.append(row)
         if decision is not None:
             self._journal.note(decision, news)
+
+
+# -- steered_consumer --
+# One consumer under prefetch control: sense, step, set, record.
+#
+#     credit.sense → regulator.step → level → (each tick) prefetch
+#
+# `PrefetchRegulator` decides; this class connects it to the node's consumer. It is synchronous. A
+# new
+# consumer, and one whose queue has a new owner, starts from the prefetch it has, so nothing jumps.
+
+
+# Steps kept for `tidegate explain QUEUE --prefetch`.
+STEPS_KEPT = 60
+# Observations per sample at least, and seconds between two observations at most.
+_POLLS_PER_SAMPLE = 5
+_POLL_S_MAX = 0.5
+# If a sample is shorter than this many sojourn times, its rate is mostly chance.
+_ROUNDS = 4.0
+# Beginnings of notes that are worth a decision in the journal.
+_LOGGED_EVENTS = (
+    "redesigned",
+    "swings",
+    "scheduled",
+    "drifted",
+    "the ceiling",
+    "no controller",
+    "back from",
+    "P keeps",
+)
+
+
+class ControlledConsumer:
+    """A consumer, its credit, and the regulator of its prefetch."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        goal: PrefetchGoal,
+        names: tuple[str, str, int],
+        learned: PrefetchModels,
+        now: float,
+        delay_s: float,
+    ) -> None:
+        self.consumer = consumer
+        self.goal = goal
+        self._node, self.queue, self._replica = names
+        self._learned = learned
+        client = consumer.outlet.client_name
+        self.steering = PrefetchRegulator(
+            goal,
+            learned.of(goal, self.queue, client),
+            max(consumer.prefetch, 1),
+            schedule=learned.schedule(goal, self.queue, client),
+        )
+        self.credit = ConsumerCredit(consumer, now, keep_up=goal.rate_per_s is None)
+        self.steps: deque[ControlStats] = deque(maxlen=STEPS_KEPT)
+        consumer.control = self.steps
+        self.due_at = now + goal.sample_s + delay_s
+        self.look_at = now
+        self._mode: ControllerMode | None = None
+        self._saturated = Saturation.NONE
+        # Kinds of notes of the step before.
+        self._noted: set[str] = set()
+        # Whether the next tick must set something; False once a whole level has been set.
+        self.is_moving = True
+        # Whether one of its steps has failed and this was logged.
+        self.has_failed = False
+
+    def change(self, goal: PrefetchGoal, now: float) -> None:
+        """Change the goal without a jump of the prefetch."""
+        before, self.goal = self.goal, goal
+        self.steering.change(goal)
+        if (before.rate_per_s is None) != (goal.rate_per_s is None):
+            self.credit.close()
+            self.credit = ConsumerCredit(self.consumer, now, keep_up=goal.rate_per_s is None)
+        self.due_at = min(self.due_at, now + goal.sample_s)
+        self.is_moving = True
+
+    # Several times a sample
+
+    def look(self, now: float) -> None:
+        """Observe the consumer; call it several times per sample."""
+        self.credit.look(now)
+        if self.credit.probing is None:
+            self.look_at = now + min(self.goal.sample_s / _POLLS_PER_SAMPLE, _POLL_S_MAX)
+        else:
+            self.is_moving = True
+
+    def next_prefetch(self, now: float) -> int:
+        """Return the prefetch to set now."""
+        wanted = self.credit.wanted(self.steering.tick(), now)
+        self.is_moving = wanted != self.steering.level
+        return wanted
+
+    # Once a sample
+
+    def step(self, now: float, wall_s: float) -> tuple[Row, Decision | None, str]:
+        """Make one control step and return its row for the lake, with a decision if there is news.
+
+        The decision is None and the text empty if nothing noteworthy has changed. `wall_s` is in
+        seconds since 1970.
+        """
+        # Keep a steady interval; after a delay, skip samples instead of catching up.
+        self.due_at = max(self.due_at + self.goal.sample_s, now + 0.5 * self.goal.sample_s)
+        sensed = self.credit.sense(now)
+        step = self._taken(sensed)
+        self.is_moving = True
+        self.credit.tell(step.level)
+        if self._learned.has_any and self.steering.is_guessed:
+            self._look_up()
+        numbers = self._numbers(step, sensed, wall_s)
+        self.steps.append(numbers)
+        news = self._news(step)
+        decision = None
+        if news:
+            decision = explain_step(
+                step,
+                self.goal,
+                self.steering.model,
+                service=self.queue,
+            )
+        return self._row(numbers), decision, news
+
+    def _taken(self, sensed: SensedConsumer) -> ControlStep:
+        if not sensed.is_probe:
+            step = self.steering.step(sensed.sample)
+            return step if self._is_long_enough(sensed) else step.noted(_short(sensed))
+        level, rate = self.steering.level, sensed.sample.arrived_per_s
+        unknown = (math.nan,) * 6
+        return ControlStep(sensed.sample.at, math.nan, rate, *unknown, level, level)._replace(
+            mode=ControllerMode.HELD, notes=("credit cut for a moment, to see what is held",)
+        )
+
+    def _look_up(self) -> None:
+        """Replace a guessed model by a model learned meanwhile."""
+        client = self.consumer.outlet.client_name
+        model = self._learned.of(self.goal, self.queue, client)
+        if model is not None:
+            self.steering.use(model)
+            return
+        schedule = self._learned.schedule(self.goal, self.queue, client)
+        if schedule is not None:
+            self.steering.schedule(schedule)
+
+    def _is_long_enough(self, sensed: SensedConsumer) -> bool:
+        """Return whether the sample is several sojourn times long.
+
+        Credit circulates: a sample of two or three rounds counts either two or three of them.
+        """
+        return sensed.sojourn_s * _ROUNDS <= self.goal.sample_s
+
+    def _news(self, step: ControlStep) -> str:
+        """Return what has changed since the last step and is worth a decision; empty if nothing."""
+        # Compare kinds of notes, not their numbers, and ignore what was noted before.
+        kinds = {kind for kind in _LOGGED_EVENTS for note in step.notes if note.startswith(kind)}
+        found = sorted(kinds - self._noted)
+        self._noted = kinds
+        if step.mode is not self._mode and step.mode is not ControllerMode.HELD:
+            self._mode = step.mode
+            found.append(step.mode.value)
+        if step.saturated is not self._saturated:
+            self._saturated = step.saturated
+            found += [f"saturated {step.saturated.value}"] if step.saturated else []
+        return ", ".join(found)
+
+    def _numbers(self, step: ControlStep, sensed: SensedConsumer, wall_s: float) -> ControlStats:
+        sample = sensed.sample
+        return ControlStats(
+            at=wall_s,
+            interval_s=sample.interval_s,
+            mode=step.mode.value,
+            target_per_s=_known(step.target_per_s),
+            rate_per_s=_known(step.measured_per_s),
+            used_per_s=_known(step.used_per_s),
+            error_per_s=_known(step.error_per_s),
+            proportional=_known(step.proportional),
+            integral=_known(step.integral),
+            derivative=_known(step.derivative),
+            wanted=_known(step.wanted),
+            level=step.level,
+            output=float(self.consumer.prefetch),
+            saturated=step.saturated.value,
+            acked_per_s=sensed.acked_per_s,
+            held=sample.held,
+            prefetch=sample.prefetch,
+            starved=sample.starved,
+            notes=list(step.notes),
+        )
+
+    def _row(self, step: ControlStats) -> Row:
+        """Return the row for the table `control_steps`."""
+        return (
+            int(step.at * 1e6),
+            step.interval_s,
+            self._node,
+            self.queue,
+            self._replica,
+            self.consumer.outlet.client_name,
+            self.consumer.consumer,
+            step.mode,
+            step.target_per_s,
+            step.rate_per_s,
+            step.used_per_s,
+            step.error_per_s,
+            step.proportional,
+            step.integral,
+            step.derivative,
+            step.wanted,
+            step.level,
+            step.output,
+            step.saturated,
+            step.acked_per_s,
+            step.held,
+            step.prefetch,
+            step.starved,
+            step.notes,
+        )
+
+    def release(self) -> None:
+        """Stop controlling the consumer; its prefetch stays as it is."""
+        self.credit.close()
+        self.consumer.control = None
+        self.consumer.limit = None
+
+
+def _short(sensed: SensedConsumer) -> str:
+    return (
+        f"samples are short: a message is away for {sensed.sojourn_s:.2g} s, and a sample "
+        "ten times as long says more"
+    )
+
+
+def _known(number: float) -> float | None:
+    return number if math.isfinite(number) else None

@@ -18,22 +18,41 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 
-from tidegate.core.fleet import MachineState, SlotKind
-from tidegate.core.scaling import Provisioning, Scaling
-from tidegate.core.steering import Boot, Decision, FleetAction, Halt, MachineSample, Place
-from tidegate.laws.placement import RUNNING, host_for, place, place_apart, used_by_host
-from tidegate.laws.warm_pool import warm_machines
+from tidegate.agreements.document import Agreement, AgreementInvalid, parse_agreement
+from tidegate.control.planning import (
+    AvailableSlots,
+    ModelSource,
+    PlanningRequest,
+    plan_capacity,
+    planning_inputs,
+    warm_machines_of,
+)
+from tidegate.core.decisions import Boot, Decision, FleetAction, Halt, MachineSample, Place
+from tidegate.core.machines import MachineInfo, MachineState, SlotKind
+from tidegate.core.services import Instance, InstanceState, Service, ServiceSpec
+from tidegate.core.topology import ControlMode, Provisioning, ReplicaState, Scaling, Topology
+from tidegate.laws.placement import (
+    RUNNING,
+    host_for,
+    place_replica,
+    place_replica_apart,
+    used_by_host,
+    warm_machines,
+)
+from tidegate.telemetry.models import ModelRegistry
 
 # Machines that one decision may boot at most.
 BOOTS_MAX = 16
 _ONE = {SlotKind.REPLICA: "A replica", SlotKind.INSTANCE: "An instance"}
 
 
-class Want(msgspec.Struct, frozen=True, kw_only=True):
+class SlotRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The slots that a queue or a service requests."""
 
     # Name of the queue or service, and whether replicas or instances are placed.
@@ -56,7 +75,7 @@ class Want(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(
         cls, queue: str, scaling: Scaling, pending: int, capacity_per_s: float | None = None
-    ) -> Want:
+    ) -> SlotRequest:
         """Create a request from a queue's scaling settings.
 
         `capacity_per_s` is the measured capacity of one replica; a value in the settings wins.
@@ -89,7 +108,7 @@ class Want(msgspec.Struct, frozen=True, kw_only=True):
         return warm_machines(delta, boot_s, capacity) if capacity > 0.0 else 0
 
 
-def warm_wanted(wants: Sequence[Want]) -> int:
+def warm_machines_needed(wants: Sequence[SlotRequest]) -> int:
     """Return the number of machines to keep warm: the largest of all requests, since they share."""
     return max((want.warm_wanted for want in wants), default=0)
 
@@ -103,7 +122,7 @@ class Provisioner:
         self._machines_max = machines_max
 
     def decide(
-        self, machines: Sequence[MachineSample], wants: Sequence[Want], at: float = 0.0
+        self, machines: Sequence[MachineSample], wants: Sequence[SlotRequest], at: float = 0.0
     ) -> Decision:
         """Return the decision about machines for these requests."""
         plan = _Plan(machines, self._machines_max)
@@ -112,7 +131,7 @@ class Provisioner:
         # Requests for whole machines come first; the others share the slots that remain.
         for want in sorted(wants, key=lambda want: want.provisioning is Provisioning.ENERGY):
             plan.boot_for(want)
-        warm = warm_wanted(wants)
+        warm = warm_machines_needed(wants)
         plan.keep_warm(warm, wants)
         return Decision(
             at=at,
@@ -184,7 +203,7 @@ class _Plan:
             return "With a free slot on a machine that runs it would have its place now."
         return "A replica without a place would have changed it."
 
-    def place(self, want: Want) -> None:
+    def place(self, want: SlotRequest) -> None:
         """Place one replica or instance of the request, or count it as left over."""
         machine_id = self._choose(want)
         if machine_id is None:
@@ -202,17 +221,17 @@ class _Plan:
             f"{machine.slots - machine.used} of {machine.slots} slots free."
         )
 
-    def _choose(self, want: Want) -> int | None:
+    def _choose(self, want: SlotRequest) -> int | None:
         machines = list(self._machines.values())
         if want.together is None:
-            return place(machines, want.provisioning)
+            return place_replica(machines, want.provisioning)
         together = self._together.setdefault(want.key, Counter(want.together))
-        machine_id = place_apart(machines, together)
+        machine_id = place_replica_apart(machines, together)
         if machine_id is not None:
             together[machine_id] += 1
         return machine_id
 
-    def boot_for(self, want: Want) -> None:
+    def boot_for(self, want: SlotRequest) -> None:
         """Boot machines for what found no slot."""
         left = self._left.get(want.key, 0)
         if not left:
@@ -259,7 +278,7 @@ class _Plan:
         self._slots_coming -= claimed
         return claimed
 
-    def keep_warm(self, warm: int, wants: Sequence[Want]) -> None:
+    def keep_warm(self, warm: int, wants: Sequence[SlotRequest]) -> None:
         """Boot missing warm machines, or halt surplus ones."""
         idle = [
             machine
@@ -288,7 +307,7 @@ class _Plan:
                 f"Machine {machine.machine_id} holds nothing, and {warm} warm one(s) are enough."
             )
 
-    def _boot(self, count: int, slots: int, want: Want, *, warm: bool) -> int:
+    def _boot(self, count: int, slots: int, want: SlotRequest, *, warm: bool) -> int:
         count = min(count, self._room)
         for _ in range(count):
             host = host_for(list(self._machines.values()), want.provisioning)
@@ -298,7 +317,7 @@ class _Plan:
         return count
 
 
-def _in_turn(wants: Sequence[Want]) -> list[Want]:
+def _in_turn(wants: Sequence[SlotRequest]) -> list[SlotRequest]:
     """Return the requests in the order of placement, urgent ones first.
 
     They take turns, one replica each, so that no request takes all slots.
@@ -313,7 +332,7 @@ def _in_turn(wants: Sequence[Want]) -> list[Want]:
 
 
 def _inputs(
-    machines: Sequence[MachineSample], wants: Sequence[Want], warm: int
+    machines: Sequence[MachineSample], wants: Sequence[SlotRequest], warm: int
 ) -> dict[str, float]:
     states = dict.fromkeys(MachineState, 0)
     for machine in machines:
@@ -326,3 +345,197 @@ def _inputs(
         "warm_wanted": float(warm),
         **{f"machines_{state}": float(count) for state, count in states.items()},
     }
+
+
+# -- slot_claims --
+# Which slots are used or reserved, and how many that leaves for one service.
+#
+#     entitled    a service: as many instances as its agreement needs, and its spares;
+#                 a queue: its minimum of replicas; an override replaces either
+#     left        slots that no other service or queue uses, and those of machines that may still be
+#                 booted, minus what others are entitled to and do not have yet
+#
+# A service or queue may use more slots than it is entitled to. It keeps them, and they are not left
+# for this service. Draining instances and replicas do not count. Missing entitlements are filled as
+# the provisioner does it: free slots first, then machines booted for them.
+
+
+_GONE = (MachineState.FAILED, MachineState.HALTING)
+
+
+@dataclass(frozen=True)
+class SlotClaim:
+    """The slots that one service or queue has and is entitled to."""
+
+    name: str
+    placed: int
+    entitled: int
+    slots_per_machine: int
+
+    @property
+    def slots(self) -> int:
+        return max(self.placed, self.entitled)
+
+
+def slot_claims(
+    services: Iterable[Service],
+    instances: Sequence[Instance],
+    topologies: Iterable[Topology],
+    knowledge: ModelRegistry | None = None,
+) -> list[SlotClaim]:
+    """Return the claims of all services and queues."""
+    found = [
+        SlotClaim(
+            name=service.spec.name,
+            placed=_placed(service.spec.name, instances),
+            entitled=_entitled(service, knowledge),
+            slots_per_machine=service.spec.slots_per_machine,
+        )
+        for service in services
+    ]
+    for topology in topologies:
+        scaling = topology.scaling
+        said = scaling.replicas_wanted if scaling.steering is ControlMode.MANUAL else None
+        found.append(
+            SlotClaim(
+                name=f"queue {topology.queue}",
+                placed=sum(
+                    one.machine_id is not None and one.state is not ReplicaState.DRAINING
+                    for one in topology.replicas
+                ),
+                entitled=scaling.replicas.min if said is None else said,
+                slots_per_machine=scaling.slots_per_machine,
+            )
+        )
+    return found
+
+
+def available_slots(
+    spec: ServiceSpec,
+    machines: Iterable[MachineInfo],
+    machines_most: int,
+    everybody: Iterable[SlotClaim] = (),
+) -> AvailableSlots:
+    """Return the slots a service can get on existing machines and on bootable ones."""
+    there = [one for one in machines if one.state not in _GONE]
+    others = [one for one in everybody if one.name != spec.name and one.slots]
+    bootable = max(machines_most - len(there), 0)
+    free = sum(one.slots for one in there) - sum(one.placed for one in others)
+    for other in others:
+        lacking = max(other.entitled - other.placed, 0)
+        found = min(lacking, max(free, 0))
+        free, lacking = free - found, lacking - found
+        booted = min(math.ceil(lacking / max(other.slots_per_machine, 1)), bootable)
+        bootable -= booted
+        free += max(booted * other.slots_per_machine - lacking, 0)
+    slots = max(free, 0) + bootable * spec.slots_per_machine
+    return AvailableSlots(slots, _slots_text(slots, others, bool(there) or machines_most > 0))
+
+
+def _slots_text(slots: int, others: Sequence[SlotClaim], has_machines: bool) -> str:
+    if not has_machines:
+        return "there is no machine, and nobody boots any: set fleet.provider of the nodes"
+    taken = ", ".join(f"{one.slots} of {one.name}" for one in others)
+    return f"{slots} slot(s) are there for it" + (f" beside {taken}" if taken else "")
+
+
+def _placed(service: str, instances: Iterable[Instance]) -> int:
+    return sum(
+        one.service == service
+        and one.machine_id is not None
+        and one.state is not InstanceState.DRAINING
+        for one in instances
+    )
+
+
+def _entitled(service: Service, knowledge: ModelRegistry | None) -> int:
+    spec, by_hand = service.spec, service.by_hand
+    try:
+        agreement = parse_agreement(spec.agreement, spec.name)
+    except AgreementInvalid:
+        # An agreement that cannot be read entitles to nothing. The service keeps the slots it has.
+        return 0
+    if by_hand.instances is not None:
+        return by_hand.instances + spec.spares
+    asked = PlanningRequest(slots_per_machine=spec.slots_per_machine)
+    needed = plan_capacity(agreement, planning_inputs(agreement, asked, knowledge), asked).replicas
+    uses = agreement.resources
+    least, most = by_hand.bounds(uses.replicas_min, uses.replicas_max)
+    return min(max(needed, least), most) + spec.spares
+
+
+# -- instance_wants --
+# Which instances need a slot, in which order, and the slot request of a service.
+
+
+# States of instances that need a slot.
+_SLOT_STATES = (InstanceState.ORDERED, InstanceState.STARTING, InstanceState.READY)
+_GONE_STATES = (MachineState.FAILED, MachineState.HALTING)
+
+
+def unplaced_instances(
+    service: Service, instances: Iterable[Instance], machines: Iterable[MachineSample]
+) -> list[Instance]:
+    """Return the instances without a machine, or on one that is gone: spares last, oldest first."""
+    homes = {one.machine_id for one in machines if one.state not in _GONE_STATES}
+    found = [
+        one
+        for one in instances
+        if one.service == service.spec.name
+        and one.state in _SLOT_STATES
+        and one.machine_id not in homes
+    ]
+    return sorted(found, key=lambda one: (one.is_spare, one.instance_id))
+
+
+def slot_request(
+    service: Service,
+    waiting: Sequence[Instance],
+    instances: Iterable[Instance] = (),
+    learned: ModelSource | None = None,
+) -> SlotRequest:
+    """Return the slot request of a service for these waiting instances.
+
+    Instances that are to answer requests are urgent; spares are not. All instances of one service
+    are placed on different machines if possible, because a machine that dies takes all of its
+    instances along. Draining instances do not count.
+    """
+    homeless_ids = {one.instance_id for one in waiting}
+    together = Counter(
+        one.machine_id
+        for one in instances
+        if one.service == service.spec.name
+        and one.state in _SLOT_STATES
+        and one.machine_id is not None
+        and one.instance_id not in homeless_ids
+    )
+    return SlotRequest(
+        queue=service.spec.name,
+        kind=SlotKind.INSTANCE,
+        pending=len(waiting),
+        urgent=sum(not one.is_spare for one in waiting),
+        slots_per_machine=service.spec.slots_per_machine,
+        together=dict(together),
+        warm=_warm(service.spec, learned),
+    )
+
+
+def _warm(spec: ServiceSpec, learned: ModelSource | None) -> int | None:
+    """Return the machines that the agreement plans to keep warm; None if that is not known."""
+    agreement = _agreement(spec.agreement, spec.name)
+    if agreement is None:
+        return None
+    return warm_machines_of(
+        planning_inputs(
+            agreement, PlanningRequest(slots_per_machine=spec.slots_per_machine), learned
+        )
+    )
+
+
+@lru_cache(maxsize=256)
+def _agreement(text: str, service: str) -> Agreement | None:
+    # Cached: it is parsed twice a second for each service and hardly ever changes.
+    try:
+        return parse_agreement(text, service)
+    except AgreementInvalid:
+        return None

@@ -7,16 +7,15 @@ from typing import Protocol
 
 import msgspec
 
-from tidegate.core.harmless import harmless
-from tidegate.core.secrecy import without_secrets
+from tidegate.core.text import escape_control_characters, redact_secrets
 
 # The most characters of a text about a machine.
 DETAIL_MAX = 2000
 
 
-def told(text: str) -> str:
+def machine_detail(text: str) -> str:
     """Return a text of a command or worker about a machine, safe to store and show."""
-    return harmless(without_secrets(text))[:DETAIL_MAX]
+    return escape_control_characters(redact_secrets(text))[:DETAIL_MAX]
 
 
 class MachineState(enum.StrEnum):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import enum
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import msgspec
 
-from tidegate.core.errors import ChangedMeanwhile
+from tidegate.core.errors import ChangedMeanwhile, InvalidValue, TooLarge
 from tidegate.core.prefetch import PrefetchGoal
 
 PRIORITY_LOWEST = 1
@@ -14,7 +17,7 @@ PRIORITY_DEFAULT = 5
 PRIORITY_HIGHEST = 10
 
 
-class Mode(enum.IntEnum):
+class ClientMode(enum.IntEnum):
     """What a client may do (Telesto section 3.1.1, plus admin)."""
 
     READ_ONLY = 1
@@ -34,7 +37,7 @@ class ClientInfo(msgspec.Struct, array_like=True, frozen=True):
 
     client_id: int
     name: str
-    mode: Mode
+    mode: ClientMode
 
 
 class Overflow(enum.StrEnum):
@@ -85,7 +88,7 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return self.dead_letter or None
 
 
-def promised_by_another(queue: int | str) -> ChangedMeanwhile:
+def policy_changed_meanwhile(queue: int | str) -> ChangedMeanwhile:
     """Return the error for the second of two clients that change a policy at the same time."""
     return ChangedMeanwhile(
         f"somebody else has changed the policy of queue {queue!r} meanwhile: look at it, and say "
@@ -93,8 +96,10 @@ def promised_by_another(queue: int | str) -> ChangedMeanwhile:
     )
 
 
-DEFAULT_POLICY = QueuePolicy()
 DEAD_SUFFIX = ".dead"
+
+
+DEFAULT_POLICY = QueuePolicy()
 # Dead letters stay until they are redriven, settled or deleted.
 DEAD_LETTER_POLICY = QueuePolicy(deliveries_max=0, dead_letter="")
 
@@ -172,3 +177,259 @@ class Attributes(msgspec.Struct, array_like=True, frozen=True):
     expires_at: float | None = None
     # The history of a dead letter, the latest death last; `None` for other messages.
     deaths: list[Death] | None = None
+
+
+# -- topic --
+# Topics: a message published once goes to every subscription whose filter matches.
+#
+# A filter names headers, all of which must match. A list of values matches any of them:
+#
+#     {"region": "eu", "kind": ["order", "refund"]}
+#
+# matches messages with the header `region` equal to "eu" and the header `kind` equal to one of the
+# two. No filter, or an empty one, matches every message.
+
+
+Filter = dict[str, str | list[str]]
+Ranges = list[tuple[int, int]]
+
+FILTER_VALUES_MAX = 256
+FILTER_LENGTH_MAX = 16 * 1024
+
+
+class SubscriptionInfo(msgspec.Struct, array_like=True, frozen=True):
+    """A queue that receives the messages published to a topic."""
+
+    queue_id: int
+    queue: str
+    filter: Filter | None = None
+    # False means that it is deleted with the connection that made it.
+    durable: bool = True
+
+
+class TopicInfo(msgspec.Struct, array_like=True, frozen=True):
+    """A topic as the catalogue knows it."""
+
+    topic_id: int
+    name: str
+    subscriptions: list[SubscriptionInfo] = []
+
+
+def matches_filter(header_filter: Filter | None, attributes: Attributes | None) -> bool:
+    """Return whether a message with these attributes matches a filter."""
+    if not header_filter:
+        return True
+    headers = (attributes.headers if attributes is not None else None) or {}
+    for name, wanted in header_filter.items():
+        value = headers.get(name)
+        if value is None or (value != wanted if isinstance(wanted, str) else value not in wanted):
+            return False
+    return True
+
+
+def unmatched_offsets(
+    header_filter: Filter | None, attributes: Sequence[Attributes | None] | None, count: int
+) -> set[int]:
+    """Return the offsets of those of `count` messages that do not match the filter."""
+    if not header_filter:
+        return set()
+    if attributes is None:
+        return set(range(count))
+    return {n for n, each in enumerate(attributes) if not matches_filter(header_filter, each)}
+
+
+def offset_ranges(offsets: set[int]) -> Ranges:
+    """Return offsets as ranges [low, high)."""
+    ranges: Ranges = []
+    for offset in sorted(offsets):
+        if ranges and ranges[-1][1] == offset:
+            ranges[-1] = (ranges[-1][0], offset + 1)
+        else:
+            ranges.append((offset, offset + 1))
+    return ranges
+
+
+def check_filter(header_filter: object) -> None:
+    """Raise `InvalidValue` for a bad filter, and `TooLarge` for one above the limits."""
+    if header_filter is None:
+        return
+    if not isinstance(header_filter, dict):
+        raise InvalidValue(f"a filter is a dict of headers, not {type(header_filter).__name__}")
+    texts: list[str] = []
+    for name, wanted in header_filter.items():
+        values = wanted if isinstance(wanted, list) else [wanted]
+        if not values or not all(isinstance(text, str) for text in (name, *values)):
+            raise InvalidValue(
+                f"a filter gives a header's value as a string, or a list of them, not "
+                f"{name!r}: {wanted!r}"
+            )
+        texts += [name, *values]
+    if len(texts) > FILTER_VALUES_MAX or sum(map(len, texts)) > FILTER_LENGTH_MAX:
+        raise TooLarge(
+            f"a filter has at most {FILTER_VALUES_MAX} names and values and {FILTER_LENGTH_MAX} "
+            "characters in all"
+        )
+    if any("\x00" in text for text in texts):
+        raise InvalidValue("filters cannot hold NUL characters")
+
+
+# -- users --
+# Users, their roles, and the store of users.
+
+
+class Right(enum.StrEnum):
+    """What a request needs on each queue it names; all but `SEE` are granted as roles."""
+
+    SEE = "see"  # included in every role on the queue
+    READ = "read"
+    WRITE = "write"
+    CONFIGURE = "configure"
+    ADMIN = "admin"  # includes all the others
+
+
+ROLES = (Right.READ, Right.WRITE, Right.CONFIGURE, Right.ADMIN)
+
+
+class Grant(msgspec.Struct, array_like=True, frozen=True):
+    """A role on all queues whose name matches the pattern; `*` matches any characters."""
+
+    role: Right
+    pattern: str
+
+
+class PasswordKeys(msgspec.Struct, frozen=True):
+    """What the store keeps of a password: it can verify a login, and cannot be used to log in."""
+
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+    iterations: int
+
+    def __repr__(self) -> str:
+        return "Keys(***)"
+
+
+class User(msgspec.Struct, frozen=True):
+    """A user as the store keeps it."""
+
+    name: str
+    keys: PasswordKeys
+    grants: list[Grant] = []
+
+
+class UserStore(Protocol):
+    """The part of a store that keeps users; all nodes of the cluster share it."""
+
+    async def add_user(self, user: User) -> bool: ...
+    async def set_user_keys(self, name: str, keys: PasswordKeys) -> bool: ...
+    async def set_user_grants(self, name: str, grants: list[Grant]) -> bool: ...
+    # Also deletes the clients of the user.
+    async def remove_user(self, name: str) -> bool: ...
+    async def list_users(self) -> list[User]: ...
+    # Changes after every change of any user.
+    async def users_version(self) -> int: ...
+    # The secret by which nodes of a cluster recognise each other. The first candidate is stored.
+    async def cluster_secret(self, candidate: bytes) -> bytes: ...
+
+
+# -- id_ranges --
+# Message ids as ranges [first, last].
+
+
+IdRange = tuple[int, int]
+
+_BEHIND_ALL = 1 << 63
+
+
+def merge_ranges(ranges: Iterable[IdRange]) -> list[IdRange]:
+    """Return the same ids as sorted ranges that neither overlap nor touch."""
+    apart: list[IdRange] = []
+    for first, last in sorted(ranges):
+        if apart and first <= apart[-1][1] + 1:
+            apart[-1] = (apart[-1][0], max(apart[-1][1], last))
+        else:
+            apart.append((first, last))
+    return apart
+
+
+def contains_id(ranges: list[IdRange], message_id: int) -> bool:
+    """Return whether sorted, disjoint ranges contain an id."""
+    at = bisect_right(ranges, (message_id, _BEHIND_ALL)) - 1
+    return at >= 0 and message_id <= ranges[at][1]
+
+
+# -- permissions --
+# What a user may do with a queue: nothing, unless a grant allows it.
+#
+#     read        take, browse and settle messages
+#     write       put messages
+#     configure   create, delete, purge, pause, change the policy
+#     admin       all of these, move queues, and set the prefetch of other clients' consumers
+#
+# Each role is granted on a pattern of queue names. Any role lets the user see that the queue
+# exists.
+# A dead-letter queue is a queue of its own: `orders` does not match `orders.dead`, `orders*` does.
+
+
+ALL_QUEUES = "*"
+_PATTERN_LENGTH_MAX = 255
+# The number of cached answers. The cache is cleared when full, so that many names cannot fill
+# memory.
+_REMEMBERED_MAX = 10_000
+
+
+def matches_pattern(pattern: str, name: str) -> bool:
+    """Return whether a name matches a pattern, in one pass for any number of stars."""
+    first, *others = pattern.split("*")
+    if not others:
+        return name == pattern
+    *middle, last = others
+    if not name.startswith(first):
+        return False
+    position = len(first)
+    for part in middle:
+        found = name.find(part, position)
+        if found < 0:
+            return False
+        position = found + len(part)
+    return len(name) - len(last) >= position and name.endswith(last)
+
+
+def check_pattern(pattern: str) -> str:
+    if not 0 < len(pattern) <= _PATTERN_LENGTH_MAX or not pattern.isprintable():
+        raise InvalidValue(
+            f"a pattern is the name of a queue, with * for any characters, not {pattern!r}"
+        )
+    return pattern
+
+
+class Permissions:
+    """The grants of one user, with cached answers."""
+
+    __slots__ = ("_grants", "_remembered", "is_everything")
+
+    def __init__(self, grants: Iterable[Grant]) -> None:
+        self._grants = {role: [g.pattern for g in grants if g.role is role] for role in ROLES}
+        self._remembered: dict[tuple[Right, str], bool] = {}
+        # True means that no single check is needed.
+        self.is_everything = ALL_QUEUES in self._grants[Right.ADMIN]
+
+    def allows(self, right: Right, queue: str) -> bool:
+        if self.is_everything:
+            return True
+        known = self._remembered.get((right, queue))
+        if known is None:
+            if len(self._remembered) >= _REMEMBERED_MAX:
+                self._remembered.clear()
+            known = self._remembered[right, queue] = self._look(right, queue)
+        return known
+
+    def _look(self, right: Right, queue: str) -> bool:
+        roles = ROLES if right is Right.SEE else (right, Right.ADMIN)
+        return any(
+            matches_pattern(pattern, queue) for role in roles for pattern in self._grants[role]
+        )
+
+
+ALL_PERMISSIONS = Permissions([Grant(Right.ADMIN, ALL_QUEUES)])
+NO_PERMISSIONS = Permissions([])

@@ -12,18 +12,99 @@ its successor continues from there.
 from __future__ import annotations
 
 import enum
+import hmac
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from tidegate.core.by_hand import NOTHING_SAID, ByHand
+from tidegate.core.topology import REPLICAS_MAX
+
+# -- by_hand --
+# The override of an HTTP service: settings by a human, which take precedence over the scaling law.
+#
+#     instances        the number of serving instances                 None: the law decides
+#     least, most      bounds for the law                              None: those of the agreement
+#     concurrency      requests that each instance has at a time       None: as deployed or adapted
+#     in_flight_max    requests that all doors have at a time          None: as the law limits them
+#
+# An override does not change the law's own results, so removing it restores them.
+
+
+# The limit of `deploy --concurrency`.
+REQUESTS_MAX = 100_000
+
+
+class ServiceOverride(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An override of one service; `None` means no override of that setting."""
+
+    instances: int | None = None
+    least: int | None = None
+    most: int | None = None
+    concurrency: int | None = None
+    in_flight_max: int | None = None
+
+    def bounds(self, agreed_least: int, agreed_most: int | None) -> tuple[int, int]:
+        """Return the least and most instances, at least 1.
+
+        If only one bound is overridden and contradicts the agreed one, it replaces the agreed one.
+        """
+        least = agreed_least if self.least is None else self.least
+        most = agreed_most if self.most is None else self.most
+        most = REPLICAS_MAX if most is None else most
+        if least > most:
+            least, most = (least, least) if self.most is None else (most, most)
+        return max(least, 1), max(most, 1)
+
+
+NO_OVERRIDE = ServiceOverride()
+
+_FIELD_TEXTS = {
+    "instances": ("instances", "automatic"),
+    "least": ("at least", "as agreed"),
+    "most": ("at most", "as agreed"),
+    "concurrency": ("requests of an instance at a time", "automatic"),
+    "in_flight_max": ("requests let in at a time", "automatic"),
+}
+
+
+def override_problems(
+    by_hand: ServiceOverride, agreed_least: int = 1, agreed_most: int | None = None
+) -> list[str]:
+    """Return the problems of an override; an empty list means that it is usable."""
+    found = []
+    for field, value in msgspec.structs.asdict(by_hand).items():
+        highest = REPLICAS_MAX if field in ("instances", "least", "most") else REQUESTS_MAX
+        if value is not None and not 1 <= value <= highest:
+            found.append(f"{_FIELD_TEXTS[field][0]} {value}: must be between 1 and {highest}")
+    least, most = by_hand.bounds(agreed_least, agreed_most)
+    if by_hand.least is not None and by_hand.most is not None and by_hand.least > by_hand.most:
+        found.append(f"at least {by_hand.least}, at most {by_hand.most}: must be the other way")
+    elif by_hand.instances is not None and not least <= by_hand.instances <= most:
+        found.append(
+            f"instances {by_hand.instances}: must be {least} to {most}, as is agreed unless other "
+            "bounds are said"
+        )
+    return found
+
+
+def describe_override_change(before: ServiceOverride, after: ServiceOverride) -> str:
+    """Return the changes between two overrides as a sentence; empty if there are none."""
+    changes = []
+    for field, (name, nothing) in _FIELD_TEXTS.items():
+        old, new = getattr(before, field), getattr(after, field)
+        if old != new:
+            words = [nothing if value is None else str(value) for value in (old, new)]
+            changes.append(f"{name} {words[0]} → {words[1]}")
+    return f"{', '.join(changes)}." if changes else ""
+
 
 # A histogram of request durations: the upper bound of a bucket in seconds, and its count.
 Durations = list[tuple[float, int]]
 
 
-def decided_about(service: str) -> str:
+def decision_subject(service: str) -> str:
     """Return the key of decisions about a service; no queue can have this name."""
     return f"#http/{service}"
 
@@ -87,7 +168,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     # versions. Never shown.
     secret: str = ""
     # The override; later deployments keep it until it is removed.
-    by_hand: ByHand = NOTHING_SAID
+    by_hand: ServiceOverride = NO_OVERRIDE
 
     def held(self, instances: Sequence[Instance]) -> Sequence[Instance]:
         """Return the instances with the concurrency of the override, if there is one."""
@@ -215,7 +296,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
         return f"i{self.instance_id}"
 
 
-def instance_of(backend_name: str) -> int | None:
+def instance_of_backend(backend_name: str) -> int | None:
     """Return the instance id for the name of a backend; `None` for another name."""
     number = backend_name.removeprefix("i")
     return int(number) if number != backend_name and number.isdecimal() else None
@@ -263,7 +344,9 @@ class HostingStore(Protocol):
     async def services(self) -> list[Service]: ...
     # Set the override if it equals `before`, else raise ChangedMeanwhile. `False` means that there
     # is no such service.
-    async def steer_service(self, name: str, by_hand: ByHand, before: ByHand) -> bool: ...
+    async def steer_service(
+        self, name: str, by_hand: ServiceOverride, before: ServiceOverride
+    ) -> bool: ...
     # The deployment of a version; `None` if it is no longer kept. It is kept while there are
     # instances of that version, which may have to be restarted.
     async def spec_of(self, service: str, version: int) -> ServiceSpec | None: ...
@@ -323,3 +406,86 @@ class HostingStore(Protocol):
     # The status of an agreement as JSON, for the next leader.
     async def keep_standing(self, agreement: str, document: bytes, leader_epoch: int) -> None: ...
     async def standings(self) -> dict[str, bytes]: ...
+
+
+# -- door_interval --
+# What a door measured between two samples.
+#
+# A door's totals count from its start, so a lost sample loses nothing. Evaluation and recording
+# need
+# the difference between two samples. The difference is counted from zero for a restarted door, a
+# new
+# instance, or a total that decreased. Requests before a door's first instance are not counted.
+
+
+def sample_delta(before: DoorSample | None, after: DoorSample) -> DoorSample:
+    """Return the sample with counts since the sample before."""
+    if not after.has_begun:
+        return msgspec.structs.replace(after, accepted=0, answered=0, refused=0, by_class={})
+    if before is None or before.door != after.door:
+        return after
+    known = {one.instance_id: one for one in before.instances}
+    return msgspec.structs.replace(
+        after,
+        accepted=_grown(before.accepted, after.accepted),
+        answered=_grown(before.answered, after.answered),
+        refused=_grown(before.refused, after.refused),
+        by_class={
+            name: _grown(before.by_class.get(name, 0), count)
+            for name, count in after.by_class.items()
+        },
+        response=_added(before.response, after.response),
+        instances=[_of_instance(known.get(one.instance_id), one) for one in after.instances],
+    )
+
+
+def _of_instance(before: InstanceSample | None, after: InstanceSample) -> InstanceSample:
+    if before is None:
+        return after
+    return msgspec.structs.replace(
+        after,
+        sent=_grown(before.sent, after.sent),
+        answered=_grown(before.answered, after.answered),
+        server_errors=_grown(before.server_errors, after.server_errors),
+        failed=_grown(before.failed, after.failed),
+        response=_added(before.response, after.response),
+    )
+
+
+def _grown(before: int, after: int) -> int:
+    return after - before if after >= before else after
+
+
+def _added(before: Durations, after: Durations) -> Durations:
+    counts = dict(before)
+    added = [(bound_s, _grown(counts.get(bound_s, 0), count)) for bound_s, count in after]
+    return [(bound_s, count) for bound_s, count in added if count]
+
+
+# -- health --
+# How long an instance may take to answer a health check.
+#
+# Machines, doors and the probe use the same limit. A door with a shorter limit would never send
+# requests to an instance that its machine reports as ready. The default health path is a page of
+# the
+# application, which its own event loop answers.
+
+
+HEALTH_ANSWER_S = 2.0
+
+
+# -- probe_mark --
+# The mark by which a door recognises the leader's probe and leaves it out of its counts.
+#
+# A window in which only the probe asks must count as having no data, and fast answers to the probe
+# must not improve the measured response times. The mark is derived from the service's secret, which
+# only its doors and the leader know. So no client can exclude its requests from the counts. Doors
+# never pass the mark on.
+
+
+PROBE_HEADER = "Tidegate-Probe"
+
+
+def probe_mark(secret: str) -> str:
+    """Return the value of the probe's header; empty if the service has no secret."""
+    return hmac.new(secret.encode(), b"tidegate probe", sha256).hexdigest() if secret else ""

@@ -6,20 +6,21 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from tidegate.core.fleet import FleetStore
-from tidegate.core.hosting import HostingStore
+from tidegate.core.machines import FleetStore
 from tidegate.core.model import (
     DEFAULT_POLICY,
     ClientInfo,
+    ClientMode,
     Failure,
-    Mode,
+    Filter,
     QueueInfo,
     QueuePolicy,
+    TopicInfo,
+    UserStore,
 )
-from tidegate.core.replication import ReplicationStore
 from tidegate.core.segment import Segment
-from tidegate.core.topic import Filter, TopicInfo
-from tidegate.core.users import UserStore
+from tidegate.core.services import HostingStore
+from tidegate.core.topology import ReplicationStore
 
 
 class Clock:
@@ -56,7 +57,7 @@ class Write:
         self.dedup_ids = dedup_ids
 
 
-class Attempt(NamedTuple):
+class FailedDelivery(NamedTuple):
     """A message whose deliveries have failed."""
 
     failed: int
@@ -78,12 +79,12 @@ class Settlement:
         # By first id: settled offsets [low, high) of segments with unsettled messages.
         self.partly: dict[int, list[tuple[int, int]]] = {}
         # By first id and offset: the failures so far.
-        self.attempts: dict[tuple[int, int], Attempt] = {}
+        self.attempts: dict[tuple[int, int], FailedDelivery] = {}
         # First ids of finished segments that had failures.
         self.forgotten: list[int] = []
 
 
-class Target(NamedTuple):
+class PublicationTarget(NamedTuple):
     """One of the queues of a publication, with the values that differ per queue."""
 
     queue_id: int
@@ -100,7 +101,11 @@ class Publication:
     __slots__ = ("batches", "messages", "producers", "targets")
 
     def __init__(
-        self, messages: Segment, targets: list[Target], producers: list[int], batches: list[int]
+        self,
+        messages: Segment,
+        targets: list[PublicationTarget],
+        producers: list[int],
+        batches: list[int],
     ) -> None:
         # What all queues share. Queue id and message ids are those of the targets.
         self.messages = messages
@@ -108,7 +113,7 @@ class Publication:
         self.producers = producers
         self.batches = batches
 
-    def segment(self, target: Target) -> Segment:
+    def segment(self, target: PublicationTarget) -> Segment:
         """Return the messages as a segment of one target; all segments share the payload."""
         messages = self.messages
         segment = Segment(
@@ -129,7 +134,7 @@ class Publication:
         return segment
 
 
-class Claim:
+class ClaimedQueue:
     """A queue that this node now owns."""
 
     __slots__ = ("epoch", "next_id")
@@ -212,7 +217,7 @@ class Store(UserStore, ReplicationStore, FleetStore, HostingStore, Protocol):
     # Clients and queues
     # A client belongs to the user that registered it. Without a user, the search finds any client.
     async def register_client(
-        self, name: str, mode: Mode, user: str | None = None
+        self, name: str, mode: ClientMode, user: str | None = None
     ) -> ClientInfo | None: ...
     async def find_client(
         self, client_id: int | None, name: str | None, user: str | None = None
@@ -243,7 +248,7 @@ class Store(UserStore, ReplicationStore, FleetStore, HostingStore, Protocol):
     async def locate(self, queue_id: int) -> Location | None: ...
     # Unowned queues that a node may claim, except those assigned to a machine that lives elsewhere.
     async def orphans(self, member_id: int | None = None) -> list[int]: ...
-    async def claim(self, queue_id: int, member_id: int) -> Claim | None: ...
+    async def claim(self, queue_id: int, member_id: int) -> ClaimedQueue | None: ...
     async def release(self, queue_id: int, epoch: int, heir: int | None) -> bool: ...
     async def reserve_ids(self, queue_id: int, epoch: int, count: int) -> int | None: ...
 

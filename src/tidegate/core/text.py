@@ -6,8 +6,13 @@ are powers of 1000; `Ki`, `Mi` and `Gi` are powers of 1024; a `B` may follow.
 
 from __future__ import annotations
 
+import difflib
+import enum
 import math
 import re
+from collections.abc import Iterable
+from types import NoneType
+from typing import Any, TypeAlias, get_args
 
 from tidegate.core.errors import InvalidValue
 
@@ -78,7 +83,7 @@ def format_duration(duration_s: float) -> str:
     return f"{duration_s / 1e-6:.4g}us" if duration_s else "0s"
 
 
-def spoken_duration(duration_s: float) -> str:
+def format_duration_long(duration_s: float) -> str:
     """Return a duration for people, to the second: `17 s`, `1 min 17 s`, `2 h`, `3 d 4 h`."""
     left = max(int(duration_s), 0)
     parts = []
@@ -98,3 +103,140 @@ def format_size(size_bytes: int) -> str:
         if size_bytes >= scale:
             return f"{size_bytes / scale:.4g}{unit}B"
     return f"{size_bytes}B"
+
+
+# -- complaint --
+# Parts of error messages about values that users wrote: the value, and suggestions.
+
+_SEARCHED_MAX = 10 * _SHOWN_MAX
+
+
+def suggestion_for(word: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence about an unknown word: the nearest known one, or all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1)
+    if close:
+        return f", did you mean {close[0]}?"
+    return "; there are " + ", ".join(names)
+
+
+def expected_type(kind: Any) -> str:
+    """Return in words which values a field of this type accepts."""
+    kinds = [one for one in get_args(kind) or (kind,) if one is not NoneType]
+    words = [_ALLOWED.get(one) or _one_of(one) for one in kinds]
+    if NoneType in get_args(kind):
+        words.append("none")
+    return " or ".join(words)
+
+
+_ALLOWED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def _one_of(kind: Any) -> str:
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return "one of " + ", ".join(str(one.value) for one in kind)
+    return f"a {getattr(kind, '__name__', kind)}"
+
+
+def redacted_value(value: Any) -> str:
+    """Return a value for an error message, without secrets and shortened if it is long."""
+    try:
+        # Shorten the text first, since searching a long text for secrets takes long.
+        text = redact_secrets(repr(value)[:_SEARCHED_MAX])
+    except (ValueError, RecursionError):
+        # Python refuses to write numbers of thousands of digits and very deeply nested values.
+        return "(too long to show)"
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
+
+
+# -- harmless --
+# Foreign texts made safe to show, so that names and errors cannot control a terminal or page.
+
+
+# Control characters, line separators, characters that change the writing direction, lone surrogates
+# and noncharacters.
+_STEERING = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
+
+
+def escape_control_characters(text: str) -> str:
+    """Return the text with all characters that control a terminal or page replaced by escapes."""
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+# -- secrecy --
+# Removal of passwords from texts: one rule for log lines, errors and lock files.
+
+
+# Match up to the last @ before a slash or space, since a password may contain an unescaped @.
+_URL_PASSWORD = re.compile(r"(?P<start>\b[a-z][a-z0-9+.-]*://[^\s:/@?#]*):[^\s/]*@", re.IGNORECASE)
+_NAMED_SECRET = re.compile(r"\b(?P<name>password|passwd|secret|token)=(?:'[^']*'|[^\s&,;]+)", re.I)
+
+
+def redact_secrets(text: str) -> str:
+    """Return the text with every URL password and every `password=…` replaced by stars."""
+    return _NAMED_SECRET.sub(r"\g<name>=***", _URL_PASSWORD.sub(r"\g<start>:***@", text))
+
+
+# -- term --
+# The operand type of laws in plain arithmetic: a number, a numpy array, or a Spark Column.
+#
+# These types have + − × ÷, comparisons, and `&` between comparisons in common, and nothing else.
+# Laws
+# that use `Term` therefore contain no `max` and no `if`. The type is `Any`, since a result has the
+# type of the operands. No type can express that without importing numpy and Spark.
+
+
+Term: TypeAlias = Any
+
+
+# -- figures --
+# Numbers as text: `12,345`, `1.2 ms`, `3.4 s`, `128 MiB`.
+
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def count(number: float) -> str:
+    """Return a whole number with thousands separators."""
+    return f"{number:,.0f}"
+
+
+def milliseconds(duration_ms: float) -> str:
+    """Return a duration with three significant digits."""
+    if duration_ms >= 1000:
+        return seconds(duration_ms / 1e3)
+    if duration_ms >= 100:
+        return f"{duration_ms:.0f} ms"
+    return f"{duration_ms:.1f} ms" if duration_ms >= 10 else f"{duration_ms:.2f} ms"
+
+
+def seconds(duration_s: float) -> str:
+    """Return a duration as text in seconds, minutes, hours or days."""
+    if duration_s < 100:
+        return f"{duration_s:.1f} s"
+    for unit, length_s in (("d", 86400), ("h", 3600), ("min", 60)):
+        if duration_s >= 2 * length_s:
+            return f"{duration_s / length_s:.1f} {unit}"
+    return f"{duration_s:.0f} s"
+
+
+def size(size_bytes: int) -> str:
+    """Return a size in units of 1024."""
+    return format_size(size_bytes)
+
+
+def yes_no(value: bool) -> str:
+    """Return "yes" or "no"."""
+    return "yes" if value else "no"
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """Return the last values as bars one character wide, scaled to the largest of them."""
+    shown = values[-width:]
+    highest = max(shown, default=0.0)
+    if highest <= 0:
+        return (_SPARKS[0] * len(shown)).rjust(width)
+    steps = len(_SPARKS) - 1
+    return "".join(_SPARKS[round(max(one, 0.0) / highest * steps)] for one in shown).rjust(width)

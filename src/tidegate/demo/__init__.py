@@ -11,19 +11,16 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.exit_codes import FAILED, NotWritten
-from tidegate.cli.interruption import terminated_like_interrupted
-from tidegate.cli.output import JsonOption, Output
+from tidegate.cli.command_line import FAILED, NotWritten
+from tidegate.cli.output import JsonOption, Output, terminated_like_interrupted
 from tidegate.core.errors import TidegateError, Unavailable
 
 if TYPE_CHECKING:
-    from tidegate.cli.demo.director import Director
-    from tidegate.cli.demo.lessons import Learned
-    from tidegate.cli.demo.outcome import Outcome
-    from tidegate.cli.demo.stage import Stage
-    from tidegate.cli.demo.story import Story
-    from tidegate.cli.demo.summary import Summary
-    from tidegate.cli.demo.view import Stagehand
+    from tidegate.demo.evidence import DemoModels, DemoResult, DemoSummary
+    from tidegate.demo.runner import DemoCluster, DemoRunner
+    from tidegate.demo.scenario import DemoScenario
+    from tidegate.demo.view import DemoView
+
 
 _LOG_TAIL_BYTES = 3000
 _BRISK = 0.5
@@ -62,14 +59,14 @@ def demo(
 
     Example: `tidegate demo --brisk --no-learn`
     """
-    from tidegate.cli.demo.stage import temporary_stage
-    from tidegate.cli.demo.story import story
+    from tidegate.demo.runner import temporary_demo_cluster
+    from tidegate.demo.scenario import demo_scenario
 
     output = Output(json)
     page = report.resolve() if learn else None
-    _check_room(page, history)
-    told = story(_BRISK if brisk else 1.0)
-    with terminated_like_interrupted(), temporary_stage() as stage:
+    _check_writable(page, history)
+    told = demo_scenario(_BRISK if brisk else 1.0)
+    with terminated_like_interrupted(), temporary_demo_cluster() as stage:
         try:
             good = _perform(stage, told, output, page, history, keep=keep, console=console)
         except TidegateError:
@@ -81,8 +78,8 @@ def demo(
 
 
 def _perform(
-    stage: Stage,
-    told: Story,
+    stage: DemoCluster,
+    told: DemoScenario,
     output: Output,
     page: Path | None,
     history: Path | None,
@@ -90,21 +87,21 @@ def _perform(
     keep: bool,
     console: bool,
 ) -> bool:
-    from tidegate.cli.demo import summary as judgement
-    from tidegate.cli.demo.director import Director
-    from tidegate.cli.demo.evidence import Evidence
-    from tidegate.cli.demo.view import Stagehand
+    from tidegate.demo import evidence as judgement
+    from tidegate.demo.evidence import DemoHistories
+    from tidegate.demo.runner import DemoRunner
+    from tidegate.demo.view import DemoView
 
     # In a pipe, progress lines go to stdout. With --json they go to stderr, and stdout has only the
     # JSON.
     pipe: IO[str] = sys.stderr if output.as_json else sys.stdout
-    view = Stagehand(output, pipe, told.chapters)
-    evidence = Evidence(stage.histories)
+    view = DemoView(output, pipe, told.chapters)
+    evidence = DemoHistories(stage.histories)
     began = time.monotonic()
     try:
         view.tell("a store, a node and a fleet of machines start in a temporary folder")
         stage.open()
-        director = Director(stage, told, view, evidence, with_console=console)
+        director = DemoRunner(stage, told, view, evidence, with_console=console)
         with view.showing():
             outcome = asyncio.run(_played(stage, director))
         story_s = time.monotonic() - began
@@ -116,7 +113,7 @@ def _perform(
                 learned = _learned(stage, outcome, page, output)
         finally:
             # Print the summary even if learning fails.
-            _told(summary, learned, output)
+            _summary_json(summary, learned, output)
         if history is not None:
             _kept_histories(stage.histories, history)
         if keep:
@@ -126,14 +123,14 @@ def _perform(
     return summary.good
 
 
-async def _played(stage: Stage, director: Director) -> Outcome:
+async def _played(stage: DemoCluster, director: DemoRunner) -> DemoResult:
     try:
         return await director.play()
     finally:
         await stage.dismiss()
 
 
-def _go_on(stage: Stage, director: Director, view: Stagehand) -> None:
+def _go_on(stage: DemoCluster, director: DemoRunner, view: DemoView) -> None:
     """Run a calm load until Ctrl-C, so that the user can try other commands."""
     view.tell(f"it goes on until Ctrl-C: tidegate top --url {stage.url} --data {stage.data}")
 
@@ -151,24 +148,26 @@ def _go_on(stage: Stage, director: Director, view: Stagehand) -> None:
         return
 
 
-def _learned(stage: Stage, outcome: Outcome, page: Path, output: Output) -> Learned | None:
+def _learned(
+    stage: DemoCluster, outcome: DemoResult, page: Path, output: Output
+) -> DemoModels | None:
     """Return the result of learning; without Spark, print a warning and return None."""
-    from tidegate.cli.demo.lessons import teach
-    from tidegate.cli.learning import SparkMissing, warn
+    from tidegate.cli.learn import SparkMissing, warn
+    from tidegate.demo.evidence import learn_models
 
     if not output.as_json:
         output.line("Spark learns from what just happened …", style="dim")
     try:
-        return teach(stage.data, outcome, page, output)
+        return learn_models(stage.data, outcome, page, output)
     except SparkMissing as missing:
         warn(f"nothing was learned from it: {missing}")
         return None
 
 
-def _told(summary: Summary, learned: Learned | None, output: Output) -> None:
+def _summary_json(summary: DemoSummary, learned: DemoModels | None, output: Output) -> None:
     import msgspec
 
-    from tidegate.cli.demo.summary import show
+    from tidegate.demo.evidence import show
 
     if output.as_json:
         output.json(summary.as_json() | {"learned": msgspec.to_builtins(learned)})
@@ -179,7 +178,7 @@ def _told(summary: Summary, learned: Learned | None, output: Output) -> None:
         output.line(f"The report: {learned.report}", style="bold green")
 
 
-def _check_room(page: Path | None, history: Path | None) -> None:
+def _check_writable(page: Path | None, history: Path | None) -> None:
     """Check the output files before the run of two minutes."""
     if page is not None:
         _check_folder("--report", page.parent)
@@ -210,3 +209,23 @@ def _kept_histories(histories: Path, folder: Path) -> None:
         raise Unavailable(
             f"the histories could not be kept in {folder}: {failure.strerror}"
         ) from None
+
+
+# -- demo --
+# The command `tidegate demo`: a scenario of two minutes on real processes.
+#
+# story      the scenario: its steps, agreements and settings
+# workshop   the user code of the workers, which record what they receive
+# customers  the producer process, which records the confirmed puts
+# stage      store, node, fleet, workers and producers in a temporary folder
+# load       the rates of the producers and of the archive's workers
+# moments    a snapshot of the demo, and the changes between two snapshots
+# spectator  polls snapshots, prints changes, and waits for conditions
+# account    the leader's totals for the agreements
+# director   runs the scenario: sets the load, kills a machine, slows a worker
+# outcome    the result of the run
+# view       the terminal view, and plain lines for pipes
+# evidence   the recorded histories, and the checker's result
+# lessons    the models that Spark learns from the run, and the report page
+# summary    the promises, and whether each was kept
+# show       the command itself

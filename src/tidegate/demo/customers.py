@@ -1,4 +1,4 @@
-"""The producer process of the demo: `python -m tidegate.cli.demo.customers <task as JSON>`.
+"""The producer process of the demo: `python -m tidegate.demo.customers <task as JSON>`.
 
 The load is open-loop: the number of messages due at a time does not depend on the queues. Each line
 of stdin sets new rates by queue. The end of stdin stops the puts. Every put is recorded when it is
@@ -22,28 +22,27 @@ from typing import IO
 import msgspec
 
 import tidegate
-from tidegate.cli.demo.story import GROUPED_EVERY, GROUPS, ORDERS
 from tidegate.core.errors import CallerError, InternalError, LimitReached, TidegateError
-from tidegate.lab.faults.payload import numbered_payload
-from tidegate.lab.history import HistoryWriter
+from tidegate.demo.history import HistoryWriter, numbered_payload
+from tidegate.demo.scenario import GROUPED_EVERY, GROUPS, ORDERS
 
 _TICK_S = 0.01
 _FLUSH_S = 0.05
 _START_S = 30.0
 # Longer than any outage that the demo causes.
-_PATIENCE_S = 30.0
+_PRODUCER_TIMEOUT_S = 30.0
 # After a stall of this process, limit the number of messages that are overdue.
 _CATCH_UP_S = 0.5
 
 
-class Errand(msgspec.Struct, frozen=True):
+class ProducerTask(msgspec.Struct, frozen=True):
     """The address for puts, and the folder for histories."""
 
     url: str
     folder: str
 
 
-class _Putter:
+class _NumberedProducer:
     """Puts numbered messages, and records the result of each."""
 
     def __init__(self, mq: tidegate.Client, name: str, history: HistoryWriter) -> None:
@@ -75,7 +74,7 @@ class _Putter:
         if group is not None:
             self._busy.add(group)
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_PRODUCER_TIMEOUT_S):
                 message_id = await self._mq.put(queue, payload, group=group)
         except (CallerError, LimitReached):
             note("put", "fail", queue, stream, seq)
@@ -93,15 +92,15 @@ class _Putter:
             await asyncio.wait(self._under_way)
 
 
-async def _run(errand: Errand) -> None:
+async def _run(errand: ProducerTask) -> None:
     name = f"customers-{secrets.token_hex(3)}"
     stdin = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
     path = Path(errand.folder) / f"{name}.history"
     with HistoryWriter(path, name) as history:
-        async with tidegate.connect(errand.url, name=name, reconnect_s=_PATIENCE_S) as mq:
-            putter = _Putter(mq, name, history)
+        async with tidegate.connect(errand.url, name=name, reconnect_s=_PRODUCER_TIMEOUT_S) as mq:
+            putter = _NumberedProducer(mq, name, history)
             print("ready", flush=True)
             working = asyncio.create_task(_work(putter, history, stdin))
             await working
@@ -109,7 +108,9 @@ async def _run(errand: Errand) -> None:
     print("done", flush=True)
 
 
-async def _work(putter: _Putter, history: HistoryWriter, stdin: asyncio.StreamReader) -> None:
+async def _work(
+    putter: _NumberedProducer, history: HistoryWriter, stdin: asyncio.StreamReader
+) -> None:
     rates: dict[str, float] = {}
     due: dict[str, float] = {}
     hearing = asyncio.create_task(stdin.readline())
@@ -134,17 +135,17 @@ async def _work(putter: _Putter, history: HistoryWriter, stdin: asyncio.StreamRe
             history.flush()
 
 
-class Customers:
+class ProducerProcess:
     """The producer process, seen by its parent."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     @staticmethod
-    async def start(errand: Errand, complaints: IO[bytes]) -> Customers:
+    async def start(errand: ProducerTask, complaints: IO[bytes]) -> ProducerProcess:
         """Start the process, and return when it is connected."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tidegate.cli.demo.customers"),
+            *(sys.executable, "-m", "tidegate.demo.customers"),
             msgspec.json.encode(errand).decode(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -152,7 +153,7 @@ class Customers:
             # Only the parent receives Ctrl-C.
             start_new_session=True,
         )
-        customers = Customers(process)
+        customers = ProducerProcess(process)
         try:
             async with asyncio.timeout(_START_S):
                 await customers._hear(b"ready\n")
@@ -187,4 +188,4 @@ class Customers:
 if __name__ == "__main__":
     import uvloop
 
-    uvloop.run(_run(msgspec.json.decode(sys.argv[1], type=Errand)))
+    uvloop.run(_run(msgspec.json.decode(sys.argv[1], type=ProducerTask)))

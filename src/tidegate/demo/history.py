@@ -1,47 +1,217 @@
-"""The checker: compares the events that clients recorded with the promises about messages.
+"""Histories: the events that clients record outside of the system, for the checker.
 
-Theory of operation
+Each client process appends JSON lines to a file of its own. Times are CLOCK_MONOTONIC, which all
+processes of a machine share, so that the files of a run merge into one history. Most client
+processes are never killed and flush their buffer several times a second. A process that the run may
+kill, such as a worker, flushes after each event.
 
-The checker reads the events of all clients once, in the order of their times, with one small record
-per message; its time is O(n). It counts violations, each of which must be zero:
+An operation begins with `invoke` and ends with `ok`, `fail` or `info`. `fail` means that it did not
+happen. `info` means that it may have happened, as after a timeout or a lost connection. A delivery
+is a single `ok`.
 
-    lost           confirmed, but neither acknowledged nor in the store at the end
-    unexpected     delivered, but never put, or refused, or with another payload
-    unflagged      delivered again without the redelivered flag
-    out_of_order   first deliveries of a producer, in one queue and priority, with falling numbers
-    acked_again    delivered after its acknowledgement was confirmed
-    stored_twice   one put under two message ids
-
-Order. Only *first* deliveries must be in order. A message returns when its consumer dies or its
-node restarts; it may then follow younger messages, and it is flagged. If several consumers share a
-queue, a message that one consumer prefetched but never handled may reach another consumer late.
-There the checker compares only unflagged deliveries of the same consumer. Message ids show the
-order in the queue itself; they must grow with the producer's numbers for any set of consumers.
-
-Logical queues. They keep order per replica only, and a message gets a new id when it is transferred
-to another replica. The checker therefore ignores order and ids there; all other rules hold. The
-messages of a group are an exception: the numbers of their first deliveries must grow for each
-producer, on all replicas and consumers together.
-
-Custody. A delivery is not the end of a message, because its consumer may be killed or may return
-it. A message is settled by an acknowledgement that is confirmed, or whose result is unknown. The
-latter counts only until the next delivery: from then on, a consumer holds the message again, and
-must acknowledge it. A failed acknowledgement counts for nothing. It does not undo that of another
-consumer, because a consumer may learn of its lost lease after the next consumer has finished.
-
-Result. A confirmed message may be unsettled at the end although the store still holds it, or while
-the store cannot be read. Such a message makes the run inconclusive, which is never a pass.
+A client records every acknowledgement before it sends it. An acknowledgement without confirmation
+has no second event. The record lets the checker distinguish a handled message from a message that
+a consumer only held. A returned message is an `ack` that failed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Collection, Iterable
-from typing import Literal
+import time
+from collections.abc import Collection, Iterable, Iterator
+from heapq import merge
+from operator import attrgetter
+from pathlib import Path
+from typing import Literal, Self
 
 import msgspec
 
-from tidegate.lab.history import Event, MessageKey
+from tidegate.agreements.document import Agreement
+from tidegate.agreements.evaluation import AgreementSample, WindowVerdict, judge_window, windows_of
+
+Operation = Literal["put", "deliver", "ack"]
+Phase = Literal["invoke", "ok", "fail", "info"]
+
+_FLUSH_BYTES = 64 * 1024
+
+
+class HistoryEvent(msgspec.Struct, omit_defaults=True):
+    """One line of a history."""
+
+    t: float
+    process: str
+    op: Operation
+    phase: Phase
+    queue: str
+    producer: str
+    seq: int
+    priority: int = 5
+    # 0 means unknown, as after a put that was sent again and was stored already.
+    message_id: int = 0
+    epoch: int | None = None
+    redelivered: bool = False
+    payload_hash: str = ""
+    # For a delivery: the message's group, within which order holds for all consumers.
+    group: str = ""
+    # The number of the delivery in its process, because one message may have several deliveries.
+    # An acknowledgement has the number of the delivery that it acknowledges.
+    delivery: int = 0
+
+    @property
+    def key(self) -> MessageKey:
+        return (self.queue, self.producer, self.seq)
+
+
+# A message: its queue, its producer, and its number at that producer.
+MessageKey = tuple[str, str, int]
+
+
+def payload_hash(payload: bytes) -> str:
+    """Return a 64-bit hash of a payload, which detects damage and keeps the lines short."""
+    return hashlib.blake2b(payload, digest_size=8).hexdigest()
+
+
+class HistoryWriter:
+    """Writes the history of one client process."""
+
+    def __init__(self, path: Path, process: str) -> None:
+        self._file = path.open("ab", buffering=0)
+        self._process = process
+        self._encoder = msgspec.json.Encoder()
+        self._buffer = bytearray()
+
+    def note(
+        self,
+        op: Operation,
+        phase: Phase,
+        queue: str,
+        producer: str,
+        seq: int,
+        *,
+        priority: int = 5,
+        message_id: int = 0,
+        redelivered: bool = False,
+        hash_of: bytes | None = None,
+        group: str | None = None,
+        delivery: int = 0,
+    ) -> None:
+        """Append an event with the current time; it stays in the buffer until `flush`."""
+        event = HistoryEvent(
+            t=time.monotonic(),
+            process=self._process,
+            op=op,
+            phase=phase,
+            queue=queue,
+            producer=producer,
+            seq=seq,
+            priority=priority,
+            message_id=message_id,
+            redelivered=redelivered,
+            payload_hash="" if hash_of is None else payload_hash(hash_of),
+            group=group or "",
+            delivery=delivery,
+        )
+        self._buffer += self._encoder.encode(event)
+        self._buffer += b"\n"
+        if len(self._buffer) >= _FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._buffer:
+            # One write of whole lines, so that a reader of the growing file rarely sees half a
+            # line.
+            self._file.write(self._buffer)
+            self._buffer.clear()
+
+    def close(self) -> None:
+        self.flush()
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class HistoryFollower:
+    """Reads a history while it is being written; each call of `news` returns the new events."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = 0
+        self._rest = b""
+        self._decoder = msgspec.json.Decoder(HistoryEvent)
+
+    def news(self) -> list[HistoryEvent]:
+        """Return the events written since the last call; empty if the file does not exist yet."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            data = file.read()
+        self._at += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [self._decoder.decode(line) for line in lines]
+
+
+def read_history(path: Path) -> Iterator[HistoryEvent]:
+    """Yield the events of one process in the order in which they happened.
+
+    A last line without a newline is skipped: its process is still writing it, or was killed.
+    """
+    decoder = msgspec.json.Decoder(HistoryEvent)
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield decoder.decode(line)
+
+
+def merged(histories: Iterable[Iterable[HistoryEvent]]) -> Iterator[HistoryEvent]:
+    """Merge the events of all processes in the order of their times."""
+    return merge(*histories, key=attrgetter("t"))
+
+
+# -- checker --
+# The checker: compares the events that clients recorded with the promises about messages.
+#
+# Theory of operation
+#
+# The checker reads the events of all clients once, in the order of their times, with one small
+# record
+# per message; its time is O(n). It counts violations, each of which must be zero:
+#
+#     lost           confirmed, but neither acknowledged nor in the store at the end
+#     unexpected     delivered, but never put, or refused, or with another payload
+#     unflagged      delivered again without the redelivered flag
+#     out_of_order   first deliveries of a producer, in one queue and priority, with falling numbers
+#     acked_again    delivered after its acknowledgement was confirmed
+#     stored_twice   one put under two message ids
+#
+# Order. Only *first* deliveries must be in order. A message returns when its consumer dies or its
+# node restarts; it may then follow younger messages, and it is flagged. If several consumers share
+# a
+# queue, a message that one consumer prefetched but never handled may reach another consumer late.
+# There the checker compares only unflagged deliveries of the same consumer. Message ids show the
+# order in the queue itself; they must grow with the producer's numbers for any set of consumers.
+#
+# Logical queues. They keep order per replica only, and a message gets a new id when it is
+# transferred
+# to another replica. The checker therefore ignores order and ids there; all other rules hold. The
+# messages of a group are an exception: the numbers of their first deliveries must grow for each
+# producer, on all replicas and consumers together.
+#
+# Custody. A delivery is not the end of a message, because its consumer may be killed or may return
+# it. A message is settled by an acknowledgement that is confirmed, or whose result is unknown. The
+# latter counts only until the next delivery: from then on, a consumer holds the message again, and
+# must acknowledge it. A failed acknowledgement counts for nothing. It does not undo that of another
+# consumer, because a consumer may learn of its lost lease after the next consumer has finished.
+#
+# Result. A confirmed message may be unsettled at the end although the store still holds it, or
+# while
+# the store cannot be read. Such a message makes the run inconclusive, which is never a pass.
+
 
 EXAMPLES_MAX = 10
 
@@ -50,7 +220,7 @@ Outcome = Literal["pass", "fail", "inconclusive"]
 _Stream = tuple[str, str, int]
 
 
-class Verdict(msgspec.Struct, kw_only=True):
+class CheckResult(msgspec.Struct, kw_only=True):
     """The counts of a checked history, and examples of its violations."""
 
     put: int = 0
@@ -101,7 +271,7 @@ class Verdict(msgspec.Struct, kw_only=True):
         return "\n  ".join([text, *self.examples])
 
 
-class Custody:
+class CustodyTracker:
     """Tells whether a message is settled or must still be delivered.
 
     The events of one process must arrive in order; events of several processes may interleave.
@@ -115,7 +285,7 @@ class Custody:
         # The times of acknowledgements that may have happened, by process and its delivery number.
         self._tried_at: dict[tuple[str, int], float] = {}
 
-    def note(self, event: Event) -> None:
+    def note(self, event: HistoryEvent) -> None:
         """Record a delivery or an acknowledgement of the message."""
         held_as = (event.process, event.delivery)
         if event.op == "deliver":
@@ -144,14 +314,14 @@ class Outstanding:
     """
 
     def __init__(self) -> None:
-        self._custodies: dict[MessageKey, Custody] = {}
+        self._custodies: dict[MessageKey, CustodyTracker] = {}
         self._confirmed: set[MessageKey] = set()
         self._outstanding: set[MessageKey] = set()
 
     def __len__(self) -> int:
         return len(self._outstanding)
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: HistoryEvent) -> None:
         key = event.key
         if event.op != "put":
             self._custody(key).note(event)
@@ -162,10 +332,10 @@ class Outstanding:
         else:
             self._outstanding.discard(key)
 
-    def _custody(self, key: MessageKey) -> Custody:
+    def _custody(self, key: MessageKey) -> CustodyTracker:
         custody = self._custodies.get(key)
         if custody is None:
-            custody = self._custodies[key] = Custody()
+            custody = self._custodies[key] = CustodyTracker()
         return custody
 
 
@@ -187,7 +357,7 @@ class _Record:
         self.priority = priority
         self.confirmed = False
         self.refused = False
-        self.custody = Custody()
+        self.custody = CustodyTracker()
         self.deliveries = 0
         self.message_id = 0
 
@@ -205,9 +375,9 @@ class Checker:
         self._records: dict[MessageKey, _Record] = {}
         self._first_seen: dict[_Stream, int] = {}
         self._seen_by: dict[tuple[str, _Stream], int] = {}
-        self._found = Verdict(examples=[])
+        self._found = CheckResult(examples=[])
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: HistoryEvent) -> None:
         if event.op == "put":
             self._put(event)
         elif event.op == "deliver":
@@ -215,7 +385,7 @@ class Checker:
         else:
             self._ack(event)
 
-    def _put(self, event: Event) -> None:
+    def _put(self, event: HistoryEvent) -> None:
         found = self._found
         if event.phase == "invoke":
             found.put += 1
@@ -237,7 +407,7 @@ class Checker:
                 found.unexpected += 1
                 self._say("unexpected: delivered, and then refused", event)
 
-    def _deliver(self, event: Event) -> None:
+    def _deliver(self, event: HistoryEvent) -> None:
         found = self._found
         found.deliveries += 1
         record = self._records.get(event.key)
@@ -262,14 +432,14 @@ class Checker:
         if record.deliveries == 1:
             found.delivered += 1
 
-    def _ack(self, event: Event) -> None:
+    def _ack(self, event: HistoryEvent) -> None:
         if event.phase == "ok":
             self._found.acks_confirmed += 1
         record = self._records.get(event.key)
         if record is not None:
             record.custody.note(event)
 
-    def _same_id(self, record: _Record, event: Event) -> None:
+    def _same_id(self, record: _Record, event: HistoryEvent) -> None:
         if not event.message_id or event.queue in self._replicated:
             return
         if record.message_id and record.message_id != event.message_id:
@@ -277,7 +447,7 @@ class Checker:
             self._say(f"stored twice: also under id {record.message_id}", event)
         record.message_id = event.message_id
 
-    def _check_order(self, record: _Record, event: Event) -> None:
+    def _check_order(self, record: _Record, event: HistoryEvent) -> None:
         if event.queue in self._replicated and not event.group:
             return
         stream = (event.queue, f"{event.producer} {event.group}", event.priority)
@@ -294,7 +464,7 @@ class Checker:
             self._found.out_of_order += 1
             self._say("out of order", event)
 
-    def verdict(self, *, stored: Collection[MessageKey] | None) -> Verdict:
+    def verdict(self, *, stored: Collection[MessageKey] | None) -> CheckResult:
         """Return the result; `stored` has the keys of all messages in the store.
 
         `stored` None means that the store could not be read. Call it once, after the last event.
@@ -321,10 +491,10 @@ class Checker:
         found.unknown = found.put - found.confirmed - found.refused
         return found
 
-    def _say(self, what: str, about: Event | MessageKey) -> None:
+    def _say(self, what: str, about: HistoryEvent | MessageKey) -> None:
         if len(self._found.examples) >= EXAMPLES_MAX:
             return
-        if isinstance(about, Event):
+        if isinstance(about, HistoryEvent):
             at = (
                 f"{about.t:.3f} {about.process} {about.op} {about.phase} {about.queue} "
                 f"{about.producer}:{about.seq} id {about.message_id} "
@@ -336,14 +506,80 @@ class Checker:
 
 
 def check(
-    events: Iterable[Event],
+    events: Iterable[HistoryEvent],
     *,
     stored: Collection[MessageKey] | None,
     sole_consumer: Collection[str] = (),
     replicated: Collection[str] = (),
-) -> Verdict:
+) -> CheckResult:
     """Check a complete history, with the events in the order of their times."""
     checker = Checker(sole_consumer=sole_consumer, replicated=replicated)
     for event in events:
         checker.feed(event)
     return checker.verdict(stored=stored)
+
+
+# -- promised_waits --
+# The waiting times that clients recorded, judged against an agreement window by window.
+#
+#     history → a wait from the confirmation of a put to the first delivery → agreement.windows
+#
+# Nodes measure waits themselves, and the leader judges its agreements by those. This module applies
+# the same rules to the clients' records, so that an error in the nodes' meters is found. A
+# confirmed
+# message that was never delivered has no wait here; the checker counts it as lost or undrained.
+
+
+def waits(events: Iterable[HistoryEvent], queue: str) -> list[tuple[float, float]]:
+    """Return the time of the first delivery and the wait of each confirmed message of a queue."""
+    confirmed: dict[MessageKey, float] = {}
+    delivered: dict[MessageKey, float] = {}
+    for event in events:
+        if event.queue != queue or event.phase != "ok":
+            continue
+        if event.op == "put":
+            confirmed[event.key] = event.t
+        elif event.op == "deliver":
+            delivered.setdefault(event.key, event.t)
+    # A delivery may come before the confirmation of the put; its wait is 0.
+    return sorted(
+        (at_s, max(at_s - confirmed[key], 0.0))
+        for key, at_s in delivered.items()
+        if key in confirmed
+    )
+
+
+def judged_waits(
+    events: Iterable[HistoryEvent], agreement: Agreement, queue: str
+) -> tuple[list[WindowVerdict], float]:
+    """Return the verdict of every window of an agreement, and the longest wait in seconds."""
+    seen = waits(events, queue)
+    samples = [AgreementSample(at_s=at_s, times={"wait": [(wait_s, 1.0)]}) for at_s, wait_s in seen]
+    verdicts = [
+        judge_window(agreement, begins_s, together)
+        for begins_s, together in windows_of(agreement, samples)
+    ]
+    return verdicts, max((wait_s for _, wait_s in seen), default=0.0)
+
+
+# -- payload --
+# Payloads that carry the name of their producer and the number of their put.
+
+
+PAYLOAD_BYTES = 256
+
+
+def numbered_payload(producer: str, seq: int) -> bytes:
+    """Return the payload for one put; it is a function of the producer and the number."""
+    head = f"{producer}:{seq}:".encode()
+    filler = hashlib.blake2b(head, digest_size=32).hexdigest().encode()
+    return (head + filler * (PAYLOAD_BYTES // len(filler) + 1))[:PAYLOAD_BYTES]
+
+
+def numbered(payload: bytes) -> tuple[str, int]:
+    """Return the producer and the number of a payload, or ("?", 0) for any other payload."""
+    producer, _, rest = payload.partition(b":")
+    seq, _, _ = rest.partition(b":")
+    if not seq.isdigit():
+        return ("?", 0)
+    return producer.decode(errors="replace"), int(seq)

@@ -85,7 +85,7 @@ lifecycles_per_s = 200
 [queues.{ORDERS}]
 policy = "agreement"
 agreement = "{ORDERS}.toml"
-worker = "tidegate.cli.demo.workshop:orders"
+worker = "tidegate.demo.workshop:orders"
 polling_interval = "500ms"
 inhibition = "3s"
 cooldown_period = "6s"
@@ -97,7 +97,7 @@ prefetch = {ARCHIVE_PREFETCH}
 
 
 @dataclass(frozen=True)
-class Chapter:
+class ScenarioStep:
     """One step of the scenario."""
 
     title: str
@@ -111,38 +111,38 @@ class Chapter:
 
 
 @dataclass(frozen=True)
-class Story:
+class DemoScenario:
     """The steps of the scenario."""
 
-    calm: Chapter
-    ramp: Chapter
-    burst: Chapter
-    kill: Chapter
-    slow: Chapter
-    evening: Chapter
+    calm: ScenarioStep
+    ramp: ScenarioStep
+    burst: ScenarioStep
+    kill: ScenarioStep
+    slow: ScenarioStep
+    evening: ScenarioStep
 
     @property
-    def chapters(self) -> list[Chapter]:
+    def chapters(self) -> list[ScenarioStep]:
         return [self.calm, self.ramp, self.burst, self.kill, self.slow, self.evening]
 
 
-def story(pace: float = 1.0) -> Story:
+def demo_scenario(pace: float = 1.0) -> DemoScenario:
     """Return the scenario; a pace of 0.5 takes about half the time."""
 
     def chapter(
         title: str, orders: float, archive: float, seconds: float, most: float, told: str
-    ) -> Chapter:
-        return Chapter(title, orders, archive, pace * seconds, most, told)
+    ) -> ScenarioStep:
+        return ScenarioStep(title, orders, archive, pace * seconds, most, told)
 
     # The ramp stays almost as long at a faster pace, because processes start no faster.
     hill_s = max(18.0 * pace, 13.0)
-    return Story(
+    return DemoScenario(
         calm=chapter(
             "a calm start",
             *(15.0, 40.0, 9.0, 60.0),
             f"one replica of {ORDERS} is enough for 15 messages a second; {ARCHIVE} works at 40/s",
         ),
-        ramp=Chapter(
+        ramp=ScenarioStep(
             "a ramp",
             *(100.0, 120.0, hill_s, 60.0),
             "more and more orders: up to 100/s, and a replica does 40/s",

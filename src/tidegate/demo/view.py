@@ -12,13 +12,11 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from tidegate.cli.demo.evidence import Evidence
-from tidegate.cli.demo.moments import Course, Moment
-from tidegate.cli.demo.story import ORDERS, Chapter
-from tidegate.cli.figures import count, milliseconds, seconds, sparkline
-from tidegate.cli.glance_view import attention_lines, fleet_told, replicas_told, service_table
 from tidegate.cli.output import Column, Output, terminal_table
-from tidegate.core.harmless import harmless
+from tidegate.cli.status import attention_lines, format_fleet, format_replicas, service_table
+from tidegate.core.text import count, escape_control_characters, milliseconds, seconds, sparkline
+from tidegate.demo.evidence import DemoHistories, DemoSnapshot, MetricHistory
+from tidegate.demo.scenario import ORDERS, ScenarioStep
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -49,14 +47,14 @@ _ROWS_BESIDE = 15
 _LINE_EVERY_S = 2.0
 
 
-class Stagehand:
+class DemoView:
     """Shows snapshots and prints events."""
 
     def __init__(
         self,
         output: Output,
         pipe: IO[str],
-        chapters: Sequence[Chapter],
+        chapters: Sequence[ScenarioStep],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._output = output
@@ -65,14 +63,14 @@ class Stagehand:
         self._chapters = list(chapters)
         self._clock = clock
         self._began = clock()
-        self._chapter: Chapter | None = None
+        self._chapter: ScenarioStep | None = None
         self._told: list[tuple[str, str]] = []
         self._live: Live | None = None
         self._line_at = -math.inf
         # The address of the console; empty until it serves.
         self._console_address = ""
 
-    def begin(self, chapter: Chapter) -> None:
+    def begin(self, chapter: ScenarioStep) -> None:
         """Print the beginning of a step."""
         self._chapter = chapter
         number = self._chapters.index(chapter) + 1
@@ -88,7 +86,7 @@ class Stagehand:
         self._say(words, "")
 
     def _say(self, words: str, style: str) -> None:
-        line = f"{self._at}  {harmless(words)}"
+        line = f"{self._at}  {escape_control_characters(words)}"
         self._told.append((line, style))
         if self._live is None:
             print(line, file=self._pipe, flush=True)
@@ -98,7 +96,7 @@ class Stagehand:
         """The time since the start, formatted so that lines sort by time."""
         return f"{self._clock() - self._began:6.1f} s"
 
-    def show(self, moment: Moment, course: Course, evidence: Evidence) -> None:
+    def show(self, moment: DemoSnapshot, course: MetricHistory, evidence: DemoHistories) -> None:
         """Show a snapshot: redraw the terminal, or print a line every two seconds."""
         if self._live is not None:
             self._live.update(self._screen(moment, course, evidence), refresh=True)
@@ -123,13 +121,13 @@ class Stagehand:
             finally:
                 self._live = None
 
-    def _line(self, moment: Moment, evidence: Evidence) -> str:
+    def _line(self, moment: DemoSnapshot, evidence: DemoHistories) -> str:
         orders = moment.service(ORDERS)
         parts = [
             f"{ORDERS}: in {orders.in_per_s:.0f}/s, out {orders.out_per_s:.0f}/s",
             f"waiting {orders.waiting}, oldest {orders.oldest_age_s or 0.0:.1f} s",
             f"agreement {orders.light}",
-            f"replicas {replicas_told(orders)}",
+            f"replicas {format_replicas(orders)}",
         ]
         if moment.replicas:
             shares = " ".join(f"{one.share:.0%}" for one in moment.replicas)
@@ -142,7 +140,9 @@ class Stagehand:
         parts.append(f"{evidence.confirmed} confirmed, {evidence.delivered} given to workers")
         return f"{self._at}  {'; '.join(parts)}"
 
-    def _screen(self, moment: Moment, course: Course, evidence: Evidence) -> RenderableType:
+    def _screen(
+        self, moment: DemoSnapshot, course: MetricHistory, evidence: DemoHistories
+    ) -> RenderableType:
         size = self._output.console.size
         width = size.width - 2 * _MARGIN
         parts: list[RenderableType] = [
@@ -155,7 +155,7 @@ class Stagehand:
         ]
         if moment.steered:
             parts += [Text(), _steered_table(moment, width)]
-        counted = _cut(_counted(moment, evidence), width)
+        counted = _cut(_message_counts(moment, evidence), width)
         parts += [Text(), _courses(course, width), counted, Text()]
         beside = _ROWS_BESIDE + len(moment.replicas) + len(moment.steered)
         room = min(max(size.height - beside, _TOLD_MIN), _TOLD_MAX)
@@ -185,7 +185,7 @@ def _cut(text: Text, width: int) -> Text:
     return text
 
 
-def _replica_table(moment: Moment, width: int) -> RenderableType:
+def _replica_table(moment: DemoSnapshot, width: int) -> RenderableType:
     return terminal_table(
         _REPLICAS,
         [
@@ -204,7 +204,7 @@ def _replica_table(moment: Moment, width: int) -> RenderableType:
     )
 
 
-def _steered_table(moment: Moment, width: int) -> RenderableType:
+def _steered_table(moment: DemoSnapshot, width: int) -> RenderableType:
     return terminal_table(
         _STEERED,
         [
@@ -215,7 +215,7 @@ def _steered_table(moment: Moment, width: int) -> RenderableType:
     )
 
 
-def _courses(course: Course, width: int) -> Text:
+def _courses(course: MetricHistory, width: int) -> Text:
     spark = min((width - 30) // 3, _SPARK_MAX)
     return Text.assemble(
         ("came ", "dim"),
@@ -227,11 +227,11 @@ def _courses(course: Course, width: int) -> Text:
     )
 
 
-def _counted(moment: Moment, evidence: Evidence) -> Text:
+def _message_counts(moment: DemoSnapshot, evidence: DemoHistories) -> Text:
     oldest = moment.service(ORDERS).oldest_age_s or 0.0
     return Text(
         f"{count(evidence.confirmed)} confirmed, {count(evidence.delivered)} given to workers, "
         f"{count(evidence.again)} again; oldest {seconds(oldest)}; "
-        f"{fleet_told(moment.glance.fleet)}",
+        f"{format_fleet(moment.glance.fleet)}",
         style="dim",
     )

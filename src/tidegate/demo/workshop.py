@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 import tidegate
-from tidegate.cli.demo.story import (
+from tidegate.demo.history import HistoryWriter, numbered
+from tidegate.demo.scenario import (
     ARCHIVE,
     ARCHIVE_S,
     ARCHIVE_SLOWER,
@@ -24,15 +25,13 @@ from tidegate.cli.demo.story import (
     ORDERS_AT_ONCE,
     SLOWER,
 )
-from tidegate.fleet.worker_process import REPLICA_VARIABLE
-from tidegate.lab.faults.payload import numbered
-from tidegate.lab.history import HistoryWriter
+from tidegate.fleet.processes import REPLICA_VARIABLE
 
 FOLDER_VARIABLE = "TIDEGATE_DEMO_FOLDER"
 HISTORIES = "histories"
 SLOW = "slow"
 # The time between two reads of the file that names the slow replica.
-_LOOK_S = 0.2
+_SLOW_POLL_S = 0.2
 
 # The part of the name before the @ is equal for all processes of an application, so that they form
 # one consumer group.
@@ -41,7 +40,7 @@ archive = tidegate.App(name=f"archive-worker@{os.getpid()}")
 slow_archive = tidegate.App(name=f"archive-slow@{os.getpid()}")
 
 
-class _Notes:
+class _WorkerHistory:
     """The history of this process; the first message creates its file."""
 
     def __init__(self) -> None:
@@ -89,7 +88,7 @@ class _Slowness:
     @property
     def factor(self) -> float:
         now = time.monotonic()
-        if now - self._looked_at >= _LOOK_S:
+        if now - self._looked_at >= _SLOW_POLL_S:
             self._looked_at = now
             try:
                 chosen = (_folder() / SLOW).read_text()
@@ -103,7 +102,7 @@ def _folder() -> Path:
     return Path(os.environ[FOLDER_VARIABLE])
 
 
-_notes, _slowness = _Notes(), _Slowness()
+_notes, _slowness = _WorkerHistory(), _Slowness()
 
 
 @orders.worker(ORDERS, concurrency=ORDERS_AT_ONCE)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass, replace
 
-from tidegate.core.hosting import ServiceSpec
-from tidegate.gateway.limits import GatewayLimits
-from tidegate.laws.balancing import Policy
+from tidegate.core.services import ServiceSpec
+from tidegate.gateway.gateway import GatewayLimits
+from tidegate.laws.http.balancing import Policy
 
 # A request waits while all instances are full: the leader sees the queue in the door's samples, and
 # adds instances or lowers the admission limit (`Door.set_admission`).
@@ -47,7 +47,7 @@ class DoorSettings:
     limits: GatewayLimits = DOOR_LIMITS
 
 
-def limits_of(spec: ServiceSpec) -> GatewayLimits:
+def door_limits(spec: ServiceSpec) -> GatewayLimits:
     """Return the limits of every door, with the bounds that this service sets."""
     return replace(
         DOOR_LIMITS,

@@ -1,21 +1,4 @@
-"""The embedded gateway as a door: backends become its servers, its meters become samples.
-
-Theory of operation.
-
-A `GatewayDoor` wraps one `Gateway` that runs in this process and in this event loop. Each call of
-the `Door` protocol maps to one call of the gateway:
-
-- `set_backends` replaces the gateway's list of servers.
-- `set_admission` sets how many requests may be in flight.
-- `sample` reads the gateway's meters. They are totals since the door was created, so they never
-  decrease.
-
-A server that is missing from `set_backends` gets no new requests. It may finish its outstanding
-requests, for at most 10 minutes.
-
-The door does not supervise anything: if this process dies, the gateway dies with it. The parent
-process then starts another door.
-"""
+"""The embedded gateway as a door."""
 
 from __future__ import annotations
 
@@ -26,14 +9,34 @@ from collections import Counter
 from collections.abc import Sequence
 from time import time
 
-from tidegate.adapters.door_settings import ILL_FROM_STATUS, DoorSettings, why_not_bound
 from tidegate.core.errors import Unavailable
-from tidegate.core.hosting import Backend, DoorSample, Engine, InstanceSample
-from tidegate.gateway import Gateway, HealthCheck, ServerAddress, StickySessions
-from tidegate.gateway.refusal import CLIENT_FAULTS
-from tidegate.gateway.server import Server
-from tidegate.laws.ejection import Standing
-from tidegate.telemetry.http_requests import HttpRequestSamples
+from tidegate.core.services import Backend, DoorSample, Engine, InstanceSample
+from tidegate.doors import ILL_FROM_STATUS, DoorSettings, why_not_bound
+from tidegate.gateway.gateway import Gateway
+from tidegate.gateway.http1 import CLIENT_FAULTS, StickySessions
+from tidegate.gateway.servers import HealthCheck, Server, ServerAddress
+from tidegate.laws.http.balancing import ServerState
+from tidegate.telemetry.recorder import HttpRequestSamples
+
+# -- door --
+# The embedded gateway as a door: backends become its servers, its meters become samples.
+#
+# Theory of operation.
+#
+# A `GatewayDoor` wraps one `Gateway` that runs in this process and in this event loop. Each call of
+# the `Door` protocol maps to one call of the gateway:
+#
+# - `set_backends` replaces the gateway's list of servers.
+# - `set_admission` sets how many requests may be in flight.
+# - `sample` reads the gateway's meters. They are totals since the door was created, so they never
+#   decrease.
+#
+# A server that is missing from `set_backends` gets no new requests. It may finish its outstanding
+# requests, for at most 10 minutes.
+#
+# The door does not supervise anything: if this process dies, the gateway dies with it. The parent
+# process then starts another door.
+
 
 # How long a removed server may finish its outstanding requests. A conversation without an end (a
 # WebSocket, say) ends when its instance does.
@@ -155,7 +158,7 @@ def _by_class(gateway: Gateway) -> dict[str, int]:
 
 def _instance(server: Server) -> InstanceSample:
     meters = server.meters
-    ejected = server.ejection.standing is Standing.EJECTED
+    ejected = server.ejection.standing is ServerState.EJECTED
     return InstanceSample(
         instance_id=int(server.name.removeprefix("i")),
         outstanding=server.outstanding,

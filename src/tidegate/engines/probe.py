@@ -24,7 +24,7 @@ from typing import Protocol
 
 from tidegate.core.errors import IoFailure
 from tidegate.core.prefetch import ConsumerSample
-from tidegate.core.quantities import format_duration, format_size
+from tidegate.core.text import format_duration, format_size
 
 # Messages beyond the prefetch: enough for a fifth of a second at 10,000 messages a second.
 AHEAD = 2000
@@ -99,7 +99,7 @@ class ProbeQueue(Protocol):
         """Remove the queue and disconnect, also after an `open` that failed halfway."""
 
 
-class Probe:
+class ProbeConsumer:
     """A consumer that feeds its own queue; call `open` before `measure`."""
 
     feeds_itself = True

@@ -22,9 +22,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
-from tidegate.fleet.parent import end_with_parent
-from tidegate.fleet.ready_pipe import ReadyPipe
-from tidegate.fleet.user_module import user_module
+from tidegate.core.runtime import user_module
+from tidegate.fleet.process import ReadyPipe, end_with_parent
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 # instance. A request that cannot be repeated is then never sent to a closing connection.
 KEEP_ALIVE_S = 120
 # Seconds that an application may need after its drain before it is ended by force.
-_GOODBYE_S = 5.0
+_SERVER_EXIT_S = 5.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         end_with_parent()
         ready = ReadyPipe()
         with _bound(options.host, options.port) as place:
-            app = application(options.target)
+            app = load_application(options.target)
             _serve(options.target, app, place, options.drain_s, ready)
     except TidegateError as failure:
         sys.stderr.write(f"tidegate: {' '.join(str(failure).split())}\n")
@@ -70,7 +69,7 @@ def _bound(host: str, port: int) -> socket.socket:
     return place
 
 
-def application(target: str) -> Any:
+def load_application(target: str) -> Any:
     """Import the ASGI application named `module:attribute`; raise `InvalidValue` if unusable."""
     module_name, _, path = target.partition(":")
     module = user_module(module_name)
@@ -128,7 +127,7 @@ def _serve(target: str, app: Any, place: socket.socket, drain_s: float, ready: R
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             super().handle_exit(sig, frame)
             # A blocked event loop never sees the signal, so a thread ends the process.
-            ends.put(drain_s + _GOODBYE_S)
+            ends.put(drain_s + _SERVER_EXIT_S)
 
     errors = _LastError()
     told = logging.getLogger("uvicorn.error")

@@ -42,34 +42,26 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
 import msgspec
 
-from tidegate.core.crash import crash_point
-from tidegate.core.ending import ended
-from tidegate.core.errors import (
-    LimitReached,
-    RetryLater,
-    StaleEpoch,
-    TidegateError,
-    Unavailable,
-)
-from tidegate.core.fleet import (
+from tidegate.core.decisions import MachineSample
+from tidegate.core.errors import LimitReached, RetryLater, StaleEpoch, TidegateError, Unavailable
+from tidegate.core.machines import (
     FleetStore,
     Machine,
     MachineInfo,
     MachineState,
     Provider,
-    told,
+    machine_detail,
 )
-from tidegate.core.hosting import HostingStore, InstanceState
-from tidegate.core.quantities import format_duration
-from tidegate.core.replication import ReplicationStore
-from tidegate.core.scaling import Provisioning
-from tidegate.core.steering import MachineSample
-from tidegate.fleet.occupancy import Occupancy
+from tidegate.core.runtime import cancel_and_wait, crash_point
+from tidegate.core.services import HostingStore, Instance, InstanceState
+from tidegate.core.text import format_duration
+from tidegate.core.topology import Provisioning, ReplicaState, ReplicationStore, Topology
 from tidegate.telemetry.recorder import Recorder
 
 log = logging.getLogger(__name__)
@@ -82,7 +74,7 @@ _NO_BOOT_S_MAX = 300.0
 _DOUBLINGS_MAX = 16
 
 
-class OrderStore(FleetStore, ReplicationStore, HostingStore, Protocol):
+class LeaderStore(FleetStore, ReplicationStore, HostingStore, Protocol):
     """The parts of the store that the leader needs."""
 
 
@@ -122,7 +114,7 @@ class Fleet:
 
     def __init__(
         self,
-        store: OrderStore,
+        store: LeaderStore,
         provider: Provider,
         options: FleetOptions | None = None,
         recorder: Recorder | None = None,
@@ -244,7 +236,7 @@ class Fleet:
         """Cancel background tasks and forget everything; the next leader continues."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
-        await ended(tasks)
+        await cancel_and_wait(tasks)
         for memory in self._memories:
             memory.clear()
         self._boots_work()
@@ -355,7 +347,7 @@ class Fleet:
 
     async def _fail(self, row: MachineInfo, why: str, leader_epoch: int) -> None:
         """Mark a machine as failed, take its work away, and make sure that it is halted."""
-        detail = told(why)
+        detail = machine_detail(why)
         await self._store.set_machine_state(
             row.machine_id, MachineState.FAILED, leader_epoch, detail
         )
@@ -571,3 +563,26 @@ class Fleet:
             value=float(row.slots),
             detail=about,
         )
+
+
+# -- occupancy --
+# Which slots of machines are in use, by replicas and by instances.
+
+
+class Occupancy:
+    """The number of used slots of each machine, by its id."""
+
+    def __init__(self, topologies: Iterable[Topology], instances: Iterable[Instance]) -> None:
+        self.used: Counter[int] = Counter()
+        # Used slots whose replica or instance is draining.
+        self.draining: Counter[int] = Counter()
+        for topology in topologies:
+            for place in topology.replicas:
+                self._count(place.machine_id, place.state is ReplicaState.DRAINING)
+        for instance in instances:
+            self._count(instance.machine_id, instance.state is InstanceState.DRAINING)
+
+    def _count(self, machine_id: int | None, is_leaving: bool) -> None:
+        if machine_id is not None:
+            self.used[machine_id] += 1
+            self.draining[machine_id] += is_leaving

@@ -34,20 +34,16 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from tidegate.client.connect import connect
-from tidegate.core.ending import ended
 from tidegate.core.errors import TidegateError, Unavailable
-from tidegate.core.fleet import FleetStore
-from tidegate.core.hosting import HostingStore, Instance
+from tidegate.core.machines import FleetStore
 from tidegate.core.model import QueueInfo
-from tidegate.core.replication import ReplicaPlace, ReplicaState, ReplicationStore
-from tidegate.core.scaling import Scaling
-from tidegate.fleet.app_instance import AppOptions
-from tidegate.fleet.backoff import Backoff
-from tidegate.fleet.hosted_instances import HostedInstances
-from tidegate.fleet.node_process import NodeProcess
-from tidegate.fleet.parent import keeper
-from tidegate.fleet.replica_workers import ReplicaWorkers
-from tidegate.telemetry.numbers import ClusterNumbers, QueueNumbers
+from tidegate.core.runtime import cancel_and_wait
+from tidegate.core.services import HostingStore, Instance
+from tidegate.core.topology import ReplicaInfo, ReplicaState, ReplicationStore, Scaling
+from tidegate.fleet.applications import AppOptions, HostedInstances
+from tidegate.fleet.process import Backoff, keeper
+from tidegate.fleet.processes import NodeProcess, ReplicaWorkers
+from tidegate.telemetry.stats import ClusterStats, QueueStats
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +51,7 @@ log = logging.getLogger(__name__)
 _REPORT_S = 1.0
 _ASK_NODE_S = 2.0
 _NODE_BACKOFF_S = (0.5, 10.0)
-# client/lifeline.py names an anonymous client program@host-pid-token.
+# client/connection.py names an anonymous client program@host-pid-token.
 _PID_IN_NAME = re.compile(r"@.*-(\d+)-[0-9a-f]+$")
 
 
@@ -79,14 +75,14 @@ class MachineOptions(msgspec.Struct, frozen=True, kw_only=True):
     data: Path = Path("tidegate-data")
 
 
-class _Wanted(NamedTuple):
+class _WorkerSpec(NamedTuple):
     """What the workers of a replica run, and how many are wanted."""
 
     target: str
     workers: int
     is_leaving: bool
 
-    def workers_for(self, queue: QueueNumbers | None) -> int:
+    def workers_for(self, queue: QueueStats | None) -> int:
         # An unknown queue must not be treated as empty.
         if not self.is_leaving or queue is None:
             return self.workers
@@ -153,7 +149,7 @@ class MachineSupervisor:
         await asyncio.wait(
             waiting, timeout=self._options.poll_s, return_when=asyncio.FIRST_COMPLETED
         )
-        await ended(waiting)
+        await cancel_and_wait(waiting)
         self._news.clear()
         return stop.is_set()
 
@@ -188,9 +184,9 @@ class MachineSupervisor:
             if name not in wanted and workers.are_gone:
                 del self._workers[name]
 
-    async def _wanted(self, places: list[ReplicaPlace]) -> dict[str, _Wanted]:
+    async def _wanted(self, places: list[ReplicaInfo]) -> dict[str, _WorkerSpec]:
         """Return the replicas that need workers on this machine, by name."""
-        wanted: dict[str, _Wanted] = {}
+        wanted: dict[str, _WorkerSpec] = {}
         scalings: dict[int, Scaling | None] = {}
         known: dict[int, QueueInfo] = {}
         for place in places:
@@ -204,7 +200,7 @@ class MachineSupervisor:
                 scalings[info.alias_id] = None if topology is None else topology.scaling
             scaling = scalings[info.alias_id]
             if scaling is not None and scaling.worker is not None:
-                wanted[info.name] = _Wanted(
+                wanted[info.name] = _WorkerSpec(
                     scaling.worker,
                     scaling.workers_per_replica,
                     # A draining replica with a share still gets new messages and needs all workers.
@@ -214,8 +210,8 @@ class MachineSupervisor:
         return wanted
 
     def _within_slots(
-        self, places: list[ReplicaPlace], instances: list[Instance]
-    ) -> tuple[list[ReplicaPlace], list[Instance]]:
+        self, places: list[ReplicaInfo], instances: list[Instance]
+    ) -> tuple[list[ReplicaInfo], list[Instance]]:
         """Return what fits into the slots.
 
         What already runs here comes first, then replicas, then the oldest instances.
@@ -262,7 +258,7 @@ class MachineSupervisor:
                 "node serves", extra={"machine": self.machine_id, "address": self._node.address}
             )
 
-    async def _numbers(self, wanted: dict[str, _Wanted]) -> dict[str, QueueNumbers]:
+    async def _numbers(self, wanted: dict[str, _WorkerSpec]) -> dict[str, QueueStats]:
         """Return the stats of the replicas that have workers to end; empty if there are none."""
         leaving = [
             name
@@ -315,11 +311,11 @@ class MachineSupervisor:
         await asyncio.to_thread(self._node.wait)
 
 
-def _by_name(cluster: ClusterNumbers) -> dict[str, QueueNumbers]:
+def _by_name(cluster: ClusterStats) -> dict[str, QueueStats]:
     return {queue.name: queue for node in cluster.nodes for queue in node.queues}
 
 
-def _held(queue: QueueNumbers | None) -> dict[int, int]:
+def _held(queue: QueueStats | None) -> dict[int, int]:
     """Return the unacknowledged messages of each worker process, by pid.
 
     Clients with a name of their own cannot be mapped to a pid and are left out.

@@ -9,22 +9,27 @@ its folder.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
+import fcntl
 import hashlib
 import io
+import os
+import shutil
 import stat
 import struct
 import tempfile
+import uuid
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 
-from tidegate.core.errors import InvalidValue, TooLarge
-from tidegate.core.harmless import harmless
-from tidegate.fleet.code_folder import walk_code
-from tidegate.storage.data_folder import is_data_folder
+from tidegate.core.errors import InvalidValue, TooLarge, Unavailable
+from tidegate.core.text import escape_control_characters
+from tidegate.storage.postgres_server import is_data_folder, mark_data_folder
 
 # Of all files together, unpacked.
 UNPACKED_BYTES_MAX = 1024 * 1024 * 1024
@@ -44,7 +49,7 @@ _BROKEN = (
 )
 
 
-def packed(path: Path) -> bytes:
+def pack_code(path: Path) -> bytes:
     """Return a folder or a wheel as an archive.
 
     Raises `InvalidValue` with the reason if it cannot be packed, `TooLarge` if it is too large.
@@ -107,7 +112,7 @@ def _code_in(folder: Path) -> Iterator[Path]:
         for name in sorted([*folders, *files]):
             path = here / name
             try:
-                is_code = _is_code(path, folder)
+                is_code = _is_packed_file(path, folder)
             # Some Python versions raise RuntimeError for a loop of links.
             except (OSError, RuntimeError) as failure:
                 raise _not_shipped(path, failure) from None
@@ -115,7 +120,7 @@ def _code_in(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def _is_code(path: Path, folder: Path) -> bool:
+def _is_packed_file(path: Path, folder: Path) -> bool:
     if path.is_symlink():
         target = _target_of(path)
         if not target.is_relative_to(folder):
@@ -157,11 +162,11 @@ def _not_shipped(path: Path, failure: Exception) -> InvalidValue:
         why = "it is a link that leads back to itself"
     else:
         why = getattr(failure, "strerror", None) or str(failure)
-    return InvalidValue(f"{_named(path)} cannot be shipped: {harmless(why)}")
+    return InvalidValue(f"{_named(path)} cannot be shipped: {escape_control_characters(why)}")
 
 
 def _named(path: Path) -> str:
-    return harmless(str(path))
+    return escape_control_characters(str(path))
 
 
 def unpack(content: bytes, digest: str, folder: Path) -> None:
@@ -247,3 +252,164 @@ def _too_large(folder: Path) -> TooLarge:
         f"{folder} has more than {FILES_MAX} files or {UNPACKED_BYTES_MAX} bytes: "
         "leave data and virtual environments out of it"
     )
+
+
+# -- package_cache --
+# The packages of a machine: fetched when missing, kept while an instance uses them.
+#
+#     <data>/packages/lock                    held while a machine starts, ends or cleans up
+#     <data>/packages/machine-7/lock          held while machine 7 lives
+#     <data>/packages/machine-7/<digest>/     the unpacked files, always complete
+#
+# A killed machine leaves its folder. Another machine removes the folder when it finds that its lock
+# is free. The next machine of the same number empties it too, because code that ran there may have
+# changed files.
+
+
+class PackageSource(Protocol):
+    """Stores packages by their SHA-256."""
+
+    async def package(self, digest: str) -> bytes | None: ...
+
+
+class PackageCache:
+    """The unpacked packages of one machine."""
+
+    def __init__(self, folder: Path, machine_id: int, source: PackageSource) -> None:
+        self._all = folder.expanduser().resolve() / "packages"
+        self._own = self._all / f"machine-{machine_id}"
+        self._source = source
+        self._fetching = asyncio.Lock()
+        self._lock_fd: int | None = None
+
+    async def folder_of(self, digest: str) -> Path:
+        """Return the folder of a package, fetching it if it is missing.
+
+        Raises `Unavailable` or `InvalidValue` with the reason if it cannot be had.
+        """
+        folder = self._own / digest
+        # Fetch once if two instances start at the same time.
+        async with self._fetching:
+            if self._lock_fd is None:
+                await self._on_disk(digest, self._take)
+            if not folder.is_dir():
+                content = await self._source.package(digest)
+                if content is None:
+                    raise Unavailable(f"the store has no code {digest[:12]}…: deploy it again")
+                await self._on_disk(digest, unpack, content, digest, folder)
+        return folder
+
+    async def _on_disk(self, digest: str, do: Callable[..., None], *given: object) -> None:
+        try:
+            await asyncio.to_thread(do, *given)
+        except OSError as failure:
+            raise Unavailable(
+                f"the code {digest[:12]}… cannot be unpacked in {self._own}: {failure.strerror}"
+            ) from None
+
+    def forget_all_but(self, digests: Collection[str]) -> None:
+        """Remove packages that are not in use."""
+        if self._lock_fd is None:
+            return
+        for path in self._own.iterdir():
+            if path.is_dir() and path.name not in digests and not path.name.startswith("."):
+                # A folder that cannot be renamed stays complete.
+                with contextlib.suppress(OSError):
+                    _remove(path)
+
+    def close(self) -> None:
+        if self._lock_fd is not None:
+            # If the whole folder was removed, there is no lock to take.
+            with contextlib.suppress(OSError), self._alone():
+                shutil.rmtree(self._own, ignore_errors=True)
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def _take(self) -> None:
+        """Lock and empty this machine's folder, and remove those of dead machines."""
+        mark_data_folder(self._all.parent)
+        self._all.mkdir(exist_ok=True)
+        with self._alone():
+            if self._lock_fd is not None:
+                return
+            self._own.mkdir(exist_ok=True)
+            self._lock_fd = _locked(self._own / "lock")
+            if self._lock_fd is None:
+                raise Unavailable(f"another machine uses {self._own}: give each its own store.data")
+            for left in self._own.iterdir():
+                if left.is_dir():
+                    _remove(left)
+            for other in self._all.iterdir():
+                if other != self._own and other.is_dir():
+                    _clear_up(other)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the common lock, so that no other machine removes a folder being created."""
+        with (self._all / "lock").open("ab") as guard:
+            fcntl.flock(guard, fcntl.LOCK_EX)
+            yield
+
+
+def _remove(code: Path) -> None:
+    """Remove a folder in two steps, so that it is never found incomplete."""
+    away = code.with_name(f".removed-{uuid.uuid4().hex}")
+    code.rename(away)
+    shutil.rmtree(away, ignore_errors=True)
+
+
+def _clear_up(folder: Path) -> None:
+    lock_fd = _locked(folder / "lock")
+    if lock_fd is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock_fd)
+
+
+def _locked(path: Path) -> int | None:
+    """Return a descriptor that holds the lock while open; None if it is already held."""
+    descriptor = None
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return descriptor
+    if descriptor is not None:
+        os.close(descriptor)
+    return None
+
+
+# -- code_folder --
+# Which files of a user's folder are code.
+#
+# Left out are hidden files, files made by Python, installed packages (an environment of any name)
+# and
+# Tidegate's own data folders. Otherwise database, password, logs and unpacked code would be shipped
+# with the application next to them, and each run would make another version.
+
+
+_LEFT_OUT = frozenset({"__pycache__", "node_modules"})
+# Each marks an environment: of venv and virtualenv, and of conda.
+_ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
+
+
+def walk_code(
+    folder: Path, refuse: Callable[[OSError], None] | None = None
+) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Yield each folder of code with the sorted names of folders and files in it.
+
+    `refuse` is called with the error of an unreadable folder; None means to skip it.
+    """
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        here = Path(place)
+        folders[:] = sorted(name for name in folders if _is_code_file(here / name))
+        yield here, folders, sorted(files)
+
+
+def _is_code_file(folder: Path) -> bool:
+    if folder.name.startswith(".") or folder.name in _LEFT_OUT:
+        return False
+    try:
+        is_environment = any((folder / mark).exists() for mark in _ENVIRONMENT_MARKS)
+        return not (is_environment or is_data_folder(folder))
+    except OSError:
+        # The error is reported when the folder is read.
+        return True

@@ -1,12 +1,12 @@
-"""Provider `process`: a machine is a tree of processes on this computer.
+"""Provider `command`: the user's own commands boot, halt and list machines.
 
-    <folder>/7.json       the order, written before the machine runs: slots, host, time of boot
-    <folder>/7.words      why it ended, if one of our errors ended it
-    <folder>/lock         held while a machine is booted, because two leaders may boot at once
+    boot = "ssh {host} systemd-run --unit tidegate-{id} tidegate machine --id {id} --slots {slots}"
+    halt = "ssh {host} systemctl stop tidegate-{id}"
+    list = "inventory --tag {fleet}"
 
-Nothing important is kept in memory. After a kill, the folder and the marks of the processes
-(`ProcessTree`) show what runs. With `boot_s` a machine waits this many seconds before it begins,
-which simulates the boot time of a cloud.
+`list` prints one machine per line, as JSON (`{"id": 7, "state": "running", "host": "blue"}`) or as
+words (`7 running blue`), or all of them as one JSON list. Any other output is an error and not an
+empty list: otherwise running machines would look lost.
 """
 
 from __future__ import annotations
@@ -15,25 +15,235 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import shlex
+import signal
+import string
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 
-from tidegate.core.errors import Unavailable
-from tidegate.core.fleet import Machine
-from tidegate.fleet.parent import ProcessIdentity, identity_of
-from tidegate.fleet.process_tree import ProcessTree
-from tidegate.fleet.store_environment import with_stores
+from tidegate.core.errors import InvalidValue, Unavailable
+from tidegate.core.machines import Machine
+from tidegate.core.text import (
+    escape_control_characters,
+    format_duration,
+    redact_secrets,
+    redacted_value,
+    suggestion_for,
+)
+from tidegate.fleet.process import (
+    ProcessIdentity,
+    ProcessTree,
+    exit_code_of,
+    process_identity,
+    with_stores,
+)
+
+# Our states, and the words that clouds use for them.
+STATES = {
+    "booting": ("booting", "pending", "starting", "provisioning", "creating", "staging"),
+    "running": ("running", "up", "active", "ready"),
+    "halted": (
+        *("halted", "halting", "stopped", "stopping", "terminated", "terminating"),
+        *("shutting-down", "deleted", "exited", "succeeded", "failed", "inactive"),
+    ),
+}
+# How command lines print a missing host.
+_NO_HOST = ("", "-", "<none>", "none", "null")
+_STATE_OF = {word: state for state, words in STATES.items() for word in words}
+
+
+class CommandProvider:
+    """Machines that the user's commands create."""
+
+    name = "command"
+
+    def __init__(
+        self,
+        boot: CommandTemplate,
+        halt: CommandTemplate,
+        listing: CommandTemplate,
+        *,
+        fleet: str = "tidegate",
+        store_urls: Sequence[str] = (),
+        folder: Path | None = None,
+        boot_deadline_s: float = 120.0,
+        halt_deadline_s: float = 60.0,
+        list_deadline_s: float = 15.0,
+    ) -> None:
+        self._boot = boot
+        self._halt = halt
+        self._list = listing
+        self._fleet = fleet
+        self._deadlines_s = {
+            "boot": boot_deadline_s,
+            "halt": halt_deadline_s,
+            "list": list_deadline_s,
+        }
+        self._store_urls = store_urls
+        self._folder = folder
+        self._store_url_file: Path | None = None
+        # One command per machine at a time: two boots at once would create two machines. A lock
+        # exists as long as a task holds it or waits for it.
+        self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+        # The host of each machine, for `halt`.
+        self._hosts: dict[int, str] = {}
+
+    def _lock(self, machine_id: int) -> asyncio.Lock:
+        return self._locks.setdefault(machine_id, asyncio.Lock())
+
+    async def boot(self, machine_id: int, slots: int, host: str | None) -> Machine:
+        async with self._lock(machine_id):
+            # An earlier boot may have worked although its answer was lost, also one of another
+            # leader.
+            for machine in await self.list():
+                if machine.machine_id == machine_id and machine.state != "halted":
+                    return machine
+            if host is not None:
+                self._hosts[machine_id] = host
+            said = await self._run("boot", self._boot, machine_id, slots=slots, host=host)
+        detail = said.strip().rpartition("\n")[2][:200]
+        return Machine(machine_id=machine_id, host=host, state="booting", detail=detail)
+
+    async def halt(self, machine_id: int) -> None:
+        async with self._lock(machine_id):
+            if "host" in self._halt.placeholders and machine_id not in self._hosts:
+                await self.list()
+            host = self._hosts.get(machine_id)
+            await self._run("halt", self._halt, machine_id, host=host)
+            self._hosts.pop(machine_id, None)
+
+    async def list(self) -> list[Machine]:
+        machines = parse_machines(await self._run("list", self._list))
+        for machine in machines:
+            if machine.host is not None:
+                self._hosts[machine.machine_id] = machine.host
+        return machines
+
+    async def close(self) -> None:
+        if self._store_url_file is not None:
+            self._store_url_file.unlink(missing_ok=True)
+            self._store_url_file = None
+
+    async def _run(
+        self,
+        name: str,
+        template: CommandTemplate,
+        machine_id: int | None = None,
+        *,
+        slots: int | None = None,
+        host: str | None = None,
+    ) -> str:
+        values: dict[str, Any] = {"fleet": self._fleet}
+        values |= {"id": machine_id, "slots": slots, "host": host}
+        if "store_url_file" in template.placeholders:
+            values["store_url_file"] = self._written_url()
+        missing = [one for one in sorted(template.placeholders) if values.get(one) is None]
+        if missing:
+            raise Unavailable(
+                f"the {name} command asks for {{{missing[0]}}}, which is not known"
+                f"{_hint(name, missing[0], machine_id)}"
+            )
+        texts: Mapping[str, str] = {key: str(value) for key, value in values.items()}
+        return await run_command(name, template.words(texts), self._deadlines_s[name])
+
+    def _written_url(self) -> Path:
+        """Return the file with the store's URLs; create it at the first call."""
+        if not self._store_urls:
+            raise Unavailable("there is no URL of a store for {store_url_file}: set store.url")
+        if self._store_url_file is None:
+            if self._folder is not None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+            # mkstemp creates it with mode 0600: the URL may contain a password.
+            handle, path = tempfile.mkstemp(prefix="store-url-", dir=self._folder)
+            with os.fdopen(handle, "w") as file:
+                file.writelines(f"{url}\n" for url in self._store_urls)
+            self._store_url_file = Path(path)
+        return self._store_url_file
+
+
+def _hint(command: str, placeholder: str, machine_id: int | None) -> str:
+    if placeholder == "host":
+        return (
+            f" for machine {machine_id}: name hosts in fleet.hosts"
+            if command == "boot"
+            else f" for machine {machine_id}: have the list command print it"
+        )
+    return f": {command} has none"
+
+
+def parse_machines(text: str) -> list[Machine]:
+    """Parse the output of `list`; raise `Unavailable` with the line that cannot be read."""
+    machines: dict[int, Machine] = {}
+    for line in _lines(text):
+        machine = _machine(line)
+        before = machines.get(machine.machine_id)
+        if before is None or before.state == "halted":
+            machines[machine.machine_id] = machine
+        elif machine.state != "halted":
+            raise Unavailable(f"the list command names machine {machine.machine_id} twice")
+    return list(machines.values())
+
+
+def _lines(text: str) -> list[Any]:
+    stripped = text.strip()
+    if stripped.startswith("["):
+        try:
+            return msgspec.json.decode(stripped, type=list[Any])
+        except msgspec.DecodeError as failure:
+            raise Unavailable(f"the list command printed no JSON list: {failure}") from None
+    return [line.strip() for line in stripped.splitlines() if line.strip()]
+
+
+def _machine(line: Any) -> Machine:
+    try:
+        if isinstance(line, str) and line.startswith("{"):
+            line = msgspec.json.decode(line, type=dict[str, Any])
+        if isinstance(line, dict):
+            number, state, host = line["id"], line.get("state", "running"), line.get("host")
+        else:
+            number, state, *rest = line.split(None, 2)
+            host = rest[0] if rest else None
+        machine_id = msgspec.convert(number, int, strict=False)
+        host = msgspec.convert(host, str | None)
+        return Machine(
+            machine_id=machine_id,
+            host=None if host is None or host.lower() in _NO_HOST else host,
+            state=_STATE_OF[str(state).lower()],
+        )
+    except (KeyError, ValueError, AttributeError):
+        known = "; ".join(f"{state}: {', '.join(words)}" for state, words in STATES.items())
+        raise Unavailable(
+            f"the list command printed {redacted_value(line)[:200]}, which is no machine: each "
+            f"line is "
+            f'{{"id": 7, "state": "running", "host": "blue"}} or `7 running blue` ({known})'
+        ) from None
+
+
+# -- process --
+# Provider `process`: a machine is a tree of processes on this computer.
+#
+#     <folder>/7.json       the order, written before the machine runs: slots, host, time of boot
+#     <folder>/7.words      why it ended, if one of our errors ended it
+#     <folder>/lock         held while a machine is booted, because two leaders may boot at once
+#
+# Nothing important is kept in memory. After a kill, the folder and the marks of the processes
+# (`ProcessTree`) show what runs. With `boot_s` a machine waits this many seconds before it begins,
+# which simulates the boot time of a cloud.
+
 
 MARK_VARIABLE = "TIDEGATE_MACHINE_MARK"
-LAST_WORDS_VARIABLE = "TIDEGATE_LAST_WORDS"
+EXIT_REASON_VARIABLE = "TIDEGATE_LAST_WORDS"
 RUNNING = ("booting", "running")
 _LOCK_S = 10.0
-_LOOK_S = 0.02
+_POLL_S = 0.02
 _WORDS_MAX = 2000
 
 
@@ -168,7 +378,7 @@ class ProcessProvider:
             **with_stores(os.environ, self._store_urls),
             **self._environment,
             **self._tree(order.machine_id).environment,
-            LAST_WORDS_VARIABLE: str(self._words(order.machine_id)),
+            EXIT_REASON_VARIABLE: str(self._words(order.machine_id)),
         }
         try:
             # A session of its own: the machine outlives us, and our Ctrl-C must not reach it.
@@ -178,7 +388,7 @@ class ProcessProvider:
         except OSError as failure:
             raise Unavailable(f"machine {order.machine_id} cannot be started: {failure}") from None
         self._children[order.machine_id] = child
-        identity = identity_of(child.pid)
+        identity = process_identity(child.pid)
         return (child.pid, 0) if identity is None else (identity.pid, identity.started)
 
     # The folder of orders
@@ -232,5 +442,163 @@ class ProcessProvider:
                 except BlockingIOError:
                     if time.monotonic() >= deadline:
                         raise Unavailable(f"{path} is held by another leader") from None
-                    await asyncio.sleep(_LOOK_S)
+                    await asyncio.sleep(_POLL_S)
             yield
+
+
+# -- bounded_command --
+# One command of the user with limits for its time and its output.
+#
+# It runs without a shell in its own process group; at the deadline the whole group is killed. We
+# wait
+# for the command and not for the end of its output: background processes that it leaves may keep
+# the
+# pipe open.
+
+
+OUTPUT_BYTES_MAX = 1 << 20
+# Characters of its output in an error.
+_TOLD_MAX = 800
+# Seconds to read the rest of the pipe after the end; later output is of other processes.
+_REST_S = 0.2
+_READ_BYTES = 1 << 16
+
+
+async def run_command(
+    name: str,
+    words: Sequence[str],
+    deadline_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """Run the command and return its standard output.
+
+    Raises `Unavailable` if it cannot be started, fails, prints too much, or exceeds `deadline_s`.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as failure:
+        raise Unavailable(
+            f"the {name} command cannot be run: {failure} ({shlex.join(words)})"
+        ) from None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    output, complaints = _Reading(process.stdout), _Reading(process.stderr)
+    try:
+        async with asyncio.timeout(deadline_s):
+            code = await exit_code_of(process)
+        await asyncio.wait((output.task, complaints.task), timeout=_REST_S)
+    except TimeoutError:
+        raise Unavailable(
+            f"the {name} command did not end within {format_duration(deadline_s)} and was killed"
+            f"{_output_end(complaints, output)}"
+        ) from None
+    finally:
+        if process.returncode is None:
+            # The group is its own, and its pid is not reused until we have waited for it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await exit_code_of(process)
+        output.task.cancel()
+        complaints.task.cancel()
+    if code != 0:
+        how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
+        raise Unavailable(f"the {name} command {how}{_output_end(complaints, output)}")
+    if output.is_cut:
+        raise Unavailable(f"the {name} command printed more than {OUTPUT_BYTES_MAX} bytes")
+    return output.text
+
+
+class _Reading:
+    """Keeps a limited part of a stream and discards the rest, so that the writer never blocks."""
+
+    def __init__(self, stream: asyncio.StreamReader) -> None:
+        self._kept = bytearray()
+        self._stream = stream
+        self.is_cut = False
+        self.task = asyncio.create_task(self._read())
+
+    @property
+    def text(self) -> str:
+        return self._kept.decode(errors="replace")
+
+    async def _read(self) -> None:
+        while chunk := await self._stream.read(_READ_BYTES):
+            room = OUTPUT_BYTES_MAX - len(self._kept)
+            self._kept += chunk[:room]
+            self.is_cut = self.is_cut or len(chunk) > room
+
+
+def _output_end(*readings: _Reading) -> str:
+    """Return the end of the output as one line for an error."""
+    text = " | ".join(
+        line.strip() for reading in readings for line in reading.text.splitlines() if line.strip()
+    )
+    if not text:
+        return "; it said nothing"
+    if len(text) > _TOLD_MAX:
+        text = "…" + text[-_TOLD_MAX:]
+    return f"; it said: {escape_control_characters(redact_secrets(text))}"
+
+
+# -- command_template --
+# A command with placeholders, as the user writes it: `ssh {host} systemctl stop tidegate@{id}`.
+#
+# It is split into words as in a shell, and then the placeholders are replaced. A value therefore
+# never spreads over several words. There is no shell; users who need one write `sh -c '…'`.
+# Passwords
+# are never among the values, because every user of a computer can read command lines.
+
+
+PLACEHOLDERS = {
+    "id": "the number of the machine",
+    "slots": "how many replicas it takes",
+    "host": "the host that it is to be on",
+    "fleet": "the name of the fleet (fleet.name)",
+    "store_url_file": "a file that only this user can read, with the store's URL, or one a line",
+}
+
+
+class CommandTemplate:
+    """A command with valid placeholders."""
+
+    def __init__(self, text: str) -> None:
+        """Parse the text; raise `InvalidValue` with the reason if it is no valid command."""
+        try:
+            self._words = shlex.split(text)
+        except ValueError as failure:
+            raise InvalidValue(f"{text!r} is no command: {failure}") from None
+        if not self._words:
+            raise InvalidValue("an empty text is no command")
+        self.placeholders = {name for word in self._words for name in _names(word)}
+
+    def words(self, values: Mapping[str, str]) -> list[str]:
+        """Return the words of the command with these values."""
+        return [word.format_map(values) for word in self._words]
+
+
+def _names(word: str) -> list[str]:
+    try:
+        parts = list(string.Formatter().parse(word))
+    except ValueError as failure:
+        raise InvalidValue(
+            f"{word!r}: {failure}. A brace that stands for itself is written twice"
+        ) from None
+    names = []
+    for _, name, form, conversion in parts:
+        if name is None:
+            continue
+        if name not in PLACEHOLDERS or form or conversion:
+            raise InvalidValue(
+                f"{{{name}}} is no placeholder{suggestion_for(name, PLACEHOLDERS)} (a brace "
+                f"that stands "
+                "for itself is written twice)"
+            )
+        names.append(name)
+    return names

@@ -1,9 +1,7 @@
 """The embedded HTTP reverse proxy; see gateway.py."""
 
-from tidegate.gateway.gateway import Gateway
-from tidegate.gateway.health import HealthCheck
-from tidegate.gateway.limits import GatewayLimits
-from tidegate.gateway.server import ServerAddress
-from tidegate.gateway.sticky_session import StickySessions
+from tidegate.gateway.gateway import Gateway, GatewayLimits
+from tidegate.gateway.http1 import StickySessions
+from tidegate.gateway.servers import HealthCheck, ServerAddress
 
 __all__ = ["Gateway", "GatewayLimits", "HealthCheck", "ServerAddress", "StickySessions"]

@@ -7,21 +7,20 @@ for several reasons at once (`ReadPause`), and resumes when the last one has end
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from enum import Flag, auto
+from itertools import count
 from time import monotonic, time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
-from tidegate.gateway.exchange import Exchange
-from tidegate.gateway.forwarding import Peer, refusal_to_client
-from tidegate.gateway.refusal import Refusal
-from tidegate.gateway.request_head import RequestHead
-from tidegate.gateway.request_reader import END, RequestReader
+from tidegate.gateway.exchange import ClientPeer, ProxiedRequest, refusal_to_client
+from tidegate.gateway.http1 import END, Refusal, RequestHead, RequestReader
 
 if TYPE_CHECKING:
-    from tidegate.gateway.front import Front
+    from tidegate.gateway.gateway import GatewayState
 
 
-class Hold(Flag):
+class ReadPause(Flag):
     """Reasons why a client is not read."""
 
     NONE = 0
@@ -38,13 +37,13 @@ class Hold(Flag):
 class ClientConnection(asyncio.Protocol):
     """Passes requests of one client to `ProxiedRequest`s, and their responses back."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: GatewayState) -> None:
         self._front = front
         limits = front.limits
         self._reader = RequestReader(limits.header_bytes_max, limits.body_bytes_max)
         self._transport: asyncio.Transport | None = None
-        self._exchange: Exchange | None = None
-        self._hold = Hold.NONE
+        self._exchange: ProxiedRequest | None = None
+        self._hold = ReadPause.NONE
         # Ends ReadPause.REFUSED. This is a timer and not a check of the sweep: otherwise all
         # rejected clients would be read at the same moment, and come back together again.
         self._pause: asyncio.TimerHandle | None = None
@@ -58,7 +57,7 @@ class ClientConnection(asyncio.Protocol):
         # Unsent bytes at the last check, and since when they have been as many.
         self._unsent_bytes = 0
         self._unsent_since = 0.0
-        self.peer = Peer("unknown", False)
+        self.peer = ClientPeer("unknown", False)
         self.name = ""
         # Time of the next check by the sweep, 0 for every sweep; see `GatewayState.sweep`.
         self.look_at = 0.0
@@ -91,7 +90,7 @@ class ClientConnection(asyncio.Protocol):
         self._pump()
         if len(self._reader.rest) > self._front.limits.header_bytes_max:
             # It sends more before the current request is answered: limit the buffer.
-            self._wait(Hold.NEXT_REQUEST)
+            self._wait(ReadPause.NEXT_REQUEST)
 
     def _pump(self) -> None:
         """Process the events that were read, as far as possible now."""
@@ -104,14 +103,14 @@ class ClientConnection(asyncio.Protocol):
             exchange = self._exchange
             if isinstance(event, RequestHead):
                 if exchange is not None:
-                    self._wait(Hold.NEXT_REQUEST)
+                    self._wait(ReadPause.NEXT_REQUEST)
                     break
                 if self._pause is not None:
                     # Requests that it had sent before the rejection wait for the end of the pause.
                     break
                 if self.writing_paused:
                     # A client that sends requests and reads no responses would fill our memory.
-                    self._wait(Hold.ANSWERS)
+                    self._wait(ReadPause.ANSWERS)
                     break
                 events.popleft()
                 self._begin(event)
@@ -132,7 +131,7 @@ class ClientConnection(asyncio.Protocol):
         self._pumping = False
 
     def _begin(self, head: RequestHead) -> None:
-        exchange = self._exchange = Exchange(self, self._front, head)
+        exchange = self._exchange = ProxiedRequest(self, self._front, head)
         self.look_at = 0.0
         # Handle the end first, so that a request without a body goes out in one write.
         events = self._reader.events
@@ -170,7 +169,7 @@ class ClientConnection(asyncio.Protocol):
         heard_in_s = 0.0 if self._pause is None else limits.refused_pause_s
         within_s = limits.head_timeout_s if self._reader.in_head else limits.idle_timeout_s
         self.look_at = monotonic() + heard_in_s + within_s
-        self._go_on(Hold.NEXT_REQUEST | Hold.SERVER)
+        self._go_on(ReadPause.NEXT_REQUEST | ReadPause.SERVER)
         self._pump()
         if self.half_closed and self._exchange is None:
             self._close_gently()
@@ -194,14 +193,14 @@ class ClientConnection(asyncio.Protocol):
     def send_refusal(self, refusal: Refusal, method: bytes, *, keep_alive: bool) -> None:
         self.send(refusal_to_client(refusal, method, keep_alive=keep_alive, now_s=time()))
         if keep_alive and refusal.retry_after_s is not None:
-            self._wait(Hold.REFUSED)
+            self._wait(ReadPause.REFUSED)
             self._pause = self._front.loop.call_later(
                 self._front.limits.refused_pause_s, self._listen_again
             )
 
     def _listen_again(self) -> None:
         self._pause = None
-        self._go_on(Hold.REFUSED)
+        self._go_on(ReadPause.REFUSED)
         self._pump()
 
     def _end_pause(self) -> None:
@@ -212,7 +211,7 @@ class ClientConnection(asyncio.Protocol):
     def become_tunnel(self) -> None:
         self._tunnel = True
         rest = self._reader.take_rest()
-        self._go_on(Hold.NEXT_REQUEST)
+        self._go_on(ReadPause.NEXT_REQUEST)
         if rest and self._exchange is not None:
             self._exchange.tunnel_from_client(rest)
 
@@ -246,7 +245,7 @@ class ClientConnection(asyncio.Protocol):
             # It was reset, and the event loop has not reported it yet.
             transport.abort()
             return
-        self._go_on(~Hold.NONE)
+        self._go_on(~ReadPause.NONE)
 
     def close_if_idle(self) -> None:
         if self.idle and not self._lingering:
@@ -259,17 +258,17 @@ class ClientConnection(asyncio.Protocol):
     # Backpressure
 
     def hold_for_server(self) -> None:
-        self._wait(Hold.SERVER)
+        self._wait(ReadPause.SERVER)
 
     def go_on_for_server(self) -> None:
-        self._go_on(Hold.SERVER)
+        self._go_on(ReadPause.SERVER)
 
-    def _wait(self, reason: Hold) -> None:
+    def _wait(self, reason: ReadPause) -> None:
         if not self._hold and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
         self._hold |= reason
 
-    def _go_on(self, reason: Hold) -> None:
+    def _go_on(self, reason: ReadPause) -> None:
         if not self._hold:
             return
         self._hold &= ~reason
@@ -301,7 +300,7 @@ class ClientConnection(asyncio.Protocol):
         if self._exchange is not None:
             self._exchange.client_has_room()
         else:
-            self._go_on(Hold.ANSWERS)
+            self._go_on(ReadPause.ANSWERS)
             self._pump()
 
     # The end, and timeouts
@@ -348,3 +347,73 @@ class ClientConnection(asyncio.Protocol):
             self.look_at = now + self._front.limits.linger_s
         else:
             self.abort()
+
+
+# -- wait_queue --
+# Requests that wait for a server, first come first served.
+#
+# Most requests take the first server with room. A request of a session waits for its own server,
+# because moving the session would lose it. There is one line for all servers, and one for each
+# server
+# that sessions wait for. A server with room takes the first request of both lines, so a session
+# that
+# waits for a full server does not delay other requests.
+
+
+class WaitingRequest(Protocol):
+    """A request that can wait."""
+
+    # Servers on which it has failed.
+    tried: set[str]
+
+
+Waiting = TypeVar("Waiting", bound=WaitingRequest)
+
+
+class WaitQueue(Generic[Waiting]):
+    """Waiting requests in their lines; the number is limited."""
+
+    def __init__(self, waiting_max: int) -> None:
+        self._waiting_max = waiting_max
+        self._numbers = count()
+        # By the only server that will do; None means any.
+        self._lines: dict[str | None, OrderedDict[Waiting, int]] = {}
+        self._line_of: dict[Waiting, str | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._line_of)
+
+    @property
+    def full(self) -> bool:
+        return len(self._line_of) >= self._waiting_max
+
+    def put(self, waiter: Waiting, server: str | None) -> None:
+        self._line_of[waiter] = server
+        self._lines.setdefault(server, OrderedDict())[waiter] = next(self._numbers)
+
+    def leave(self, waiter: Waiting) -> None:
+        """Remove a request that has a server or has waited long enough."""
+        if waiter in self._line_of:
+            server = self._line_of.pop(waiter)
+            line = self._lines[server]
+            del line[waiter]
+            if not line:
+                del self._lines[server]
+
+    def first_for(self, server: str, *, only_sessions: bool = False) -> Waiting | None:
+        """Return, but do not remove, the next request for a server with room; else None."""
+        own = next(iter(self._lines.get(server, {}).items()), None)
+        if only_sessions:
+            return None if own is None else own[0]
+        anybody = next(
+            (one for one in self._lines.get(None, {}).items() if server not in one[0].tried), None
+        )
+        candidates = [one for one in (own, anybody) if one is not None]
+        return min(candidates, key=lambda one: one[1])[0] if candidates else None
+
+    def waited_for(self) -> list[str]:
+        """Return the servers that sessions wait for."""
+        return [name for name in self._lines if name is not None]
+
+    def line(self, server: str | None) -> list[Waiting]:
+        return list(self._lines.get(server, ()))

@@ -17,16 +17,16 @@ is one producer for two consumers.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import OptimizeWarning, curve_fit
 
-from tidegate.laws.scalability import Curve, fit_curve
-from tidegate.laws.stability import DEFAULT_BAND, Band, Stability, stability
-
-__all__ = ["Capacity", "Curve", "Operation", "capacity"]
+from tidegate.core.text import Term
+from tidegate.laws.scaling import DEFAULT_BAND, Stability, StabilityBand, stability, throughput_at
 
 # Fraction of the plateau beyond which more clients do not pay.
 KNEE_FRACTION = 0.95
@@ -44,7 +44,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Operation:
+class LoadPoint:
     """The mean rates of a queue while it had this many producers and consumers."""
 
     producers: int
@@ -79,7 +79,7 @@ class Capacity:
     best_consumers: int = 0
     # Whether a quarter more clients than C were tried without gain. If not, C is a lower bound.
     flattens: bool = False
-    curve: Curve | None = None
+    curve: ScalabilityCurve | None = None
 
 
 def _numbers_of_clients(count: int) -> str:
@@ -88,7 +88,7 @@ def _numbers_of_clients(count: int) -> str:
     return f"only {count} different numbers of clients were"
 
 
-def capacity(operations: Sequence[Operation], band: Band = DEFAULT_BAND) -> Capacity:
+def capacity(operations: Sequence[LoadPoint], band: StabilityBand = DEFAULT_BAND) -> Capacity:
     """Return the capacity of one queue.
 
     Too little data raises no error; the result is then not accepted and has a reason.
@@ -126,9 +126,9 @@ def capacity(operations: Sequence[Operation], band: Band = DEFAULT_BAND) -> Capa
     )
 
 
-def _merged(operations: Iterable[Operation]) -> list[Operation]:
+def _merged(operations: Iterable[LoadPoint]) -> list[LoadPoint]:
     """Return one point per mix, averaged over its seconds, without unusable and short ones."""
-    by_mix: dict[tuple[int, int], list[Operation]] = {}
+    by_mix: dict[tuple[int, int], list[LoadPoint]] = {}
     for one in operations:
         at_work = one.producers > 0 and one.consumers > 0 and one.seconds > 0.0
         if at_work and math.isfinite(one.produced_per_s + one.consumed_per_s + one.seconds):
@@ -139,18 +139,18 @@ def _merged(operations: Iterable[Operation]) -> list[Operation]:
         produced = math.fsum(part.produced_per_s * part.seconds for part in parts) / seconds
         consumed = math.fsum(part.consumed_per_s * part.seconds for part in parts) / seconds
         if seconds >= SECONDS_MIN:
-            merged.append(Operation(producers, consumers, produced, consumed, seconds))
+            merged.append(LoadPoint(producers, consumers, produced, consumed, seconds))
     return merged
 
 
-def _is_stable(operation: Operation, band: Band) -> bool:
+def _is_stable(operation: LoadPoint, band: StabilityBand) -> bool:
     state = stability(operation.produced_per_s, operation.consumed_per_s, band)
     return state is Stability.STABLE
 
 
-def _best_by_clients(operations: Sequence[Operation], band: Band) -> list[Operation]:
+def _best_by_clients(operations: Sequence[LoadPoint], band: StabilityBand) -> list[LoadPoint]:
     """Return the best mix of each number of clients, fewest clients first."""
-    best: dict[int, Operation] = {}
+    best: dict[int, LoadPoint] = {}
     for one in operations:
         other = best.get(one.clients)
         if other is None or _rank(one, band) > _rank(other, band):
@@ -158,11 +158,13 @@ def _best_by_clients(operations: Sequence[Operation], band: Band) -> list[Operat
     return [best[clients] for clients in sorted(best)]
 
 
-def _rank(operation: Operation, band: Band) -> tuple[bool, float]:
+def _rank(operation: LoadPoint, band: StabilityBand) -> tuple[bool, float]:
     return _is_stable(operation, band), operation.throughput_per_s
 
 
-def _best_mix(operations: Sequence[Operation], enough_per_s: float, band: Band) -> Operation | None:
+def _best_mix(
+    operations: Sequence[LoadPoint], enough_per_s: float, band: StabilityBand
+) -> LoadPoint | None:
     """Return the stable mix that reaches the plateau with the fewest clients, else the fastest one.
 
     Returns `None` if no mix is stable.
@@ -220,7 +222,7 @@ def _reached(clients: Array, throughput: Array, enough_per_s: float) -> int:
 
 
 def _reason(
-    found: int, plateau: float, flattens: bool, mix: Operation | None, most_clients: int
+    found: int, plateau: float, flattens: bool, mix: LoadPoint | None, most_clients: int
 ) -> str:
     if not flattens:
         return (
@@ -232,4 +234,74 @@ def _reason(
     return (
         f"{found} clients reach {KNEE_FRACTION:.0%} of {plateau:.4g} msg/s, "
         f"best with {mix.producers} producers and {mix.consumers} consumers"
+    )
+
+
+# -- scalability --
+# Fit of the Universal Scalability Law: throughput as a function of the number of clients.
+#
+#     X(n) = λ·n / (1 + σ·(n − 1) + κ·n·(n − 1))     Universal Scalability Law
+#
+# λ is the throughput of one client. σ is contention: clients queue for a shared resource. κ is
+# coherency: the cost that clients cause each other, so that throughput falls behind the peak.
+
+
+# Three unknowns, and one point more to check the fit.
+POINTS_MIN = 4
+
+
+@dataclass(frozen=True)
+class ScalabilityCurve:
+    """The fitted law; `r2` is the part of the points' variance that it explains."""
+
+    rate_per_s: float
+    contention: float
+    coherency: float
+    r2: float
+
+    def throughput_per_s(self, clients: Term) -> Term:
+        return throughput_at(clients, self.rate_per_s, self.contention, self.coherency)
+
+    @property
+    def clients_at_peak(self) -> float:
+        """The number of clients at the peak; infinite if the curve never falls."""
+        if self.coherency <= 0.0:
+            return math.inf
+        return math.sqrt(max(1.0 - self.contention, 0.0) / self.coherency)
+
+
+def fit_curve(
+    clients: NDArray[np.float64],
+    throughput_per_s: NDArray[np.float64],
+    seconds: NDArray[np.float64],
+) -> ScalabilityCurve | None:
+    """Return the curve through measured points, weighted by their duration, or `None`."""
+    highest = float(throughput_per_s.max(initial=0.0))
+    if len(np.unique(clients)) < POINTS_MIN or highest <= 0.0:
+        return None
+    share = throughput_per_s / highest
+    slope = float(np.max(share / clients))
+    try:
+        with warnings.catch_warnings():
+            # The covariance is not used, and a fit at a bound has none.
+            warnings.simplefilter("ignore", OptimizeWarning)
+            fitted, _ = curve_fit(
+                throughput_at,
+                clients,
+                share,
+                p0=(slope, 0.05, 0.001),
+                sigma=1.0 / np.sqrt(seconds),
+                bounds=([0.0, 0.0, 0.0], [np.inf, 1.0, 1.0]),
+                max_nfev=2000,
+            )
+    except RuntimeError:
+        return None
+    left_over = float(seconds @ (share - throughput_at(clients, *fitted)) ** 2)
+    mean = float(np.average(share, weights=seconds))
+    spread = float(seconds @ (share - mean) ** 2)
+    return ScalabilityCurve(
+        rate_per_s=float(fitted[0]) * highest,
+        contention=float(fitted[1]),
+        coherency=float(fitted[2]),
+        r2=1.0 - left_over / spread if spread > 0.0 else math.nan,
     )

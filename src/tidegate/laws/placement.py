@@ -17,13 +17,13 @@ machine.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from tidegate.core.fleet import MachineState
-from tidegate.core.replication import ReplicaState
-from tidegate.core.scaling import Provisioning
-from tidegate.core.steering import MachineSample, ReplicaSample
+from tidegate.core.decisions import MachineSample, ReplicaSample
+from tidegate.core.machines import MachineState
+from tidegate.core.topology import Provisioning, ReplicaState
 
 RUNNING = frozenset({MachineState.UP, MachineState.WARM})
 
@@ -36,7 +36,7 @@ def free_slots(machine: MachineSample) -> int:
     return max(machine.slots - machine.used, 0) if machine.state in RUNNING else 0
 
 
-def place(machines: Iterable[MachineSample], provisioning: Provisioning) -> int | None:
+def place_replica(machines: Iterable[MachineSample], provisioning: Provisioning) -> int | None:
     """Return the id of the machine for the next replica, or `None` if a machine must be booted."""
     able = [machine for machine in machines if free_slots(machine)]
     if not able:
@@ -61,7 +61,9 @@ def place(machines: Iterable[MachineSample], provisioning: Provisioning) -> int 
     ).machine_id
 
 
-def place_apart(machines: Sequence[MachineSample], together: Mapping[int, int]) -> int | None:
+def place_replica_apart(
+    machines: Sequence[MachineSample], together: Mapping[int, int]
+) -> int | None:
     """Return the machine for the next member of a group to be kept apart, or `None` to boot one.
 
     `together` maps machine ids to the number of members on each machine.
@@ -75,7 +77,9 @@ def place_apart(machines: Sequence[MachineSample], together: Mapping[int, int]) 
             of_host[machine.host] += together.get(machine.machine_id, 0)
     best = [one for one in able if together.get(one.machine_id, 0) == fewest]
     least = min((_of_host(one, of_host) for one in best), default=0)
-    return place([one for one in best if _of_host(one, of_host) == least], Provisioning.ENERGY)
+    return place_replica(
+        [one for one in best if _of_host(one, of_host) == least], Provisioning.ENERGY
+    )
 
 
 def _of_host(machine: MachineSample, of_host: Counter[str]) -> int:
@@ -110,7 +114,7 @@ def host_for(machines: Sequence[MachineSample], provisioning: Provisioning) -> s
     return max(count, key=lambda host: (count[host], used[host], host))
 
 
-def goes_first(
+def removal_order(
     replicas: Iterable[ReplicaSample],
     provisioning: Provisioning,
     count: int = 1,
@@ -131,3 +135,28 @@ def goes_first(
         return serving, one.number not in slow, alone, -one.number
 
     return [one.number for one in sorted(able, key=rank)[:count]]
+
+
+# -- warm_pool --
+# The warm pool: the number of machines to keep warm, so that growth never waits for a boot.
+#
+#     NPP = ceil(sla_delta · boot_s / machine_capacity)
+#
+# `sla_delta` is the largest sustained growth of the production rate (msg/s²). `boot_s` is the boot
+# time of a machine. `machine_capacity` is the msg/s of a machine with all its slots filled. The
+# paper's check value is ceil(4 · 96.9 / 200) = 2.
+
+
+ROUNDING = 1e-9
+
+
+def warm_machines(sla_delta: float, boot_s: float, machine_capacity_per_s: float) -> int:
+    """Return NPP, the number of booted machines to keep without work."""
+    if not machine_capacity_per_s > 0.0:
+        raise ValueError(f"a machine's capacity is above 0 msg/s, not {machine_capacity_per_s}")
+    if not (math.isfinite(sla_delta) and math.isfinite(boot_s) and boot_s >= 0.0):
+        raise ValueError(f"growth {sla_delta} and boot time {boot_s} must be known numbers")
+    # A falling load has a negative growth and needs no warm machine.
+    machines = sla_delta * boot_s / machine_capacity_per_s
+    # Without rounding, 1.1 · 100 / 110 is 1.0000000000000002 and would need two machines.
+    return max(math.ceil(machines * (1.0 - ROUNDING)), 0)

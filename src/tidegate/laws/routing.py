@@ -27,18 +27,17 @@ The paper leaves these points open; the law settles them as follows:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
-from tidegate.core.replication import ReplicaState
-from tidegate.core.steering import ReplicaSample
-from tidegate.laws.splitter import Splitter
-
-__all__ = ["DEFAULT_FLOW", "Flow", "Splitter", "differ", "flow_shares", "shares_by_hand"]
+from tidegate.core.decisions import Exchange, ReplicaSample
+from tidegate.core.topology import ALIAS, ReplicaState
 
 
 @dataclass(frozen=True)
-class Flow:
+class ShareSettings:
     """The settings of flow control."""
 
     # g: the part of a length's distance from the mean that one period corrects.
@@ -53,16 +52,16 @@ class Flow:
     deadband: float = 0.1
 
 
-DEFAULT_FLOW = Flow()
+DEFAULT_SHARE_SETTINGS = ShareSettings()
 
 
-def flow_shares(
+def next_shares(
     replicas: Sequence[ReplicaSample],
     period_s: float,
     capacity_per_s: Mapping[int, float] | None = None,
     *,
     correct_lengths: bool = True,
-    flow: Flow = DEFAULT_FLOW,
+    flow: ShareSettings = DEFAULT_SHARE_SETTINGS,
     periods: int = 1,
 ) -> dict[int, float]:
     """Return the shares of all replicas for the next period.
@@ -81,7 +80,7 @@ def flow_shares(
         if one.reachable and one.state is ReplicaState.DRAINING and one.share > 0.0
     ]
     if open_:
-        wanted = _wanted(open_, period_s, known, flow.gain if correct_lengths else 0.0, flow)
+        wanted = _ideal_shares(open_, period_s, known, flow.gain if correct_lengths else 0.0, flow)
         # A draining replica keeps less each period. The serving replicas divide the rest by the
         # formula.
         step = periods / (len(open_) + len(going)) / flow.drain_periods
@@ -98,8 +97,10 @@ def flow_shares(
     return shares
 
 
-def differ(
-    before: Mapping[int, float], after: Mapping[int, float], flow: Flow = DEFAULT_FLOW
+def shares_differ(
+    before: Mapping[int, float],
+    after: Mapping[int, float],
+    flow: ShareSettings = DEFAULT_SHARE_SETTINGS,
 ) -> bool:
     """Return whether the new shares are worth sending to the clients.
 
@@ -115,12 +116,12 @@ def differ(
     )
 
 
-def _wanted(
+def _ideal_shares(
     replicas: Sequence[ReplicaSample],
     period_s: float,
     known: Mapping[int, float],
     gain: float,
-    flow: Flow,
+    flow: ShareSettings,
 ) -> dict[int, float]:
     """Return the shares by the formula, with new replicas at the average; they add up to 1."""
     # A new replica has little history, and its measured rate would be too low.
@@ -165,7 +166,7 @@ def _with_floor(shares: dict[int, float], floor: float) -> dict[int, float]:
     }
 
 
-def shares_by_hand(
+def manual_shares(
     replicas: Sequence[ReplicaSample], said: Mapping[int, float]
 ) -> dict[int, float] | None:
     """Return the shares that an override sets, limited to the replicas that can take messages.
@@ -181,3 +182,324 @@ def shares_by_hand(
     }
     total = sum(parts.values())
     return {number: part / total for number, part in parts.items()} if total > 0.0 else None
+
+
+# -- splitter --
+# A deterministic splitter: deals messages to replicas by their shares, singly or in batches.
+#
+#     owed_i = Σ share_i − dealt_i          with constant shares |owed_i| < 1 after every message
+#
+# The m-th message of a replica may be dealt once the replica is owed more than m − 1 (`opens`). It
+# must be dealt by the time the replica is owed m (`closes`). Among the replicas that may be next,
+# the
+# one with the earliest deadline is. With shares that add up to 1 this keeps every replica within
+# one
+# message of its due (proportionate-fair scheduling on one processor). Greedy methods such as
+# weighted
+# round robin do not: with many small shares beside a large one they run several messages ahead.
+#
+# A batch is rounded on its own: each replica gets its due rounded down or up, and the replicas that
+# are owed the most are rounded up. When shares change, debts stay. So a producer that sends less
+# than
+# one message per change of shares still reaches every replica.
+#
+# Every put of a logical queue takes this path. A message therefore costs only two heap operations,
+# and the module imports no other part of Tidegate than the number of the alias.
+
+
+# Shares are sums of floats: a value this close to a whole message counts as whole.
+_NEAR = 1e-9
+
+
+class Splitter:
+    """A `Splitter` turns shares into replica numbers, or `ALIAS` while no replica has a share."""
+
+    def __init__(self, shares: Mapping[int, float], first: float = 0.0) -> None:
+        """Create a splitter that begins at the position `first` on the line of shares.
+
+        `first` is between 0 and 1. Producers that begin at different positions do not all send
+        their first message to the same replica.
+        """
+        self._shares: dict[int, float] = {}
+        self._owed: dict[int, float] = {}
+        # Position at which to begin. It is kept until the first message, since shares may come
+        # later.
+        self._begin_at = first
+        self._first: int | None = None
+        # State of dealing one by one since the last batch or change of shares.
+        self._in_order = False
+        self._step = 0
+        self._dealt: dict[int, int] = {}
+        self._closes: dict[int, int] = {}
+        self._open: list[tuple[int, int]] = []
+        self._opening: list[tuple[int, int]] = []
+        self.set_shares(shares)
+
+    @property
+    def shares(self) -> Mapping[int, float]:
+        """Shares above 0, normalized to add up to 1.
+
+        Empty means that everything goes to the alias.
+        """
+        return self._shares
+
+    def set_shares(self, shares: Mapping[int, float]) -> None:
+        """Deal by other shares from now on. They need not add up to 1."""
+        usable = {
+            number: share for number, share in shares.items() if share > 0.0 and share < math.inf
+        }
+        total = math.fsum(usable.values())
+        self._settle()
+        self._shares = {number: share / total for number, share in usable.items()}
+        # Debts to removed replicas lapse. The remaining debts are shifted to keep their sum at 0.
+        owed = {number: self._owed.get(number, 0.0) for number in usable}
+        excess = math.fsum(owed.values()) / len(owed) if owed else 0.0
+        self._owed = {number: debt - excess for number, debt in owed.items()}
+        self._first = self._at(self._begin_at) if self._begin_at > 0.0 else None
+        self._forget_order()
+
+    def next(self) -> int:
+        """Return the number of the replica for the next message."""
+        if len(self._shares) < 2:
+            return next(iter(self._shares), ALIAS)
+        if not self._in_order:
+            self._order()
+        self._step = step = self._step + 1
+        opening, open_ = self._opening, self._open
+        while opening and opening[0][0] <= step:
+            number = heappop(opening)[1]
+            heappush(open_, (self._closes[number], number))
+        if self._first is not None:
+            number = self._first
+            self._take(number)
+        elif open_:
+            number = heappop(open_)[1]
+        else:
+            # Only float rounding leads here: a replica's turn comes one step too late.
+            number = heappop(opening)[1]
+        self._dealt[number] = dealt = self._dealt[number] + 1
+        share = self._shares[number]
+        opens = (dealt - self._owed[number]) / share
+        # A turn opens in the step after the previous message is owed, and closes in the step in
+        # which the message itself is owed.
+        self._closes[number] = math.ceil(opens + 1.0 / share - _NEAR)
+        heappush(self._opening, (math.floor(opens + _NEAR) + 1, number))
+        return number
+
+    def deal(self, count: int) -> dict[int, int]:
+        """Return how many of `count` messages each replica gets.
+
+        Replicas that get none are left out.
+        """
+        if count <= 0:
+            return {}
+        if len(self._shares) < 2:
+            return {next(iter(self._shares), ALIAS): count}
+        self._settle()
+        owed = self._owed
+        dealt: dict[int, int] = {}
+        rounded: list[tuple[float, int]] = []
+        left = count
+        for number, share in self._shares.items():
+            due = share * count
+            whole = math.floor(due + _NEAR)
+            dealt[number] = whole
+            left -= whole
+            owed[number] += due - whole
+            if due - whole > _NEAR:
+                rounded.append((-math.inf if number == self._first else -owed[number], number))
+        rounded.sort()
+        for _, number in rounded[:left]:
+            dealt[number] += 1
+            owed[number] -= 1.0
+        self._has_begun()
+        return {number: part for number, part in dealt.items() if part}
+
+    def _at(self, position: float) -> int | None:
+        """Return the replica at this position on the line of shares, or `None` beyond its end."""
+        for number, share in self._shares.items():
+            position -= share
+            if position < 0.0:
+                return number
+        return None
+
+    def _take(self, number: int) -> None:
+        """Remove the replica's turn from the heap that contains it."""
+        self._open = [turn for turn in self._open if turn[1] != number]
+        self._opening = [turn for turn in self._opening if turn[1] != number]
+        heapify(self._open)
+        heapify(self._opening)
+        self._has_begun()
+
+    def _has_begun(self) -> None:
+        self._begin_at, self._first = 0.0, None
+
+    def _settle(self) -> None:
+        """Add the messages dealt one by one to the debts."""
+        if self._owed and self._in_order:
+            for number, dealt in self._dealt.items():
+                self._owed[number] += self._shares[number] * self._step - dealt
+        self._forget_order()
+
+    def _forget_order(self) -> None:
+        self._in_order = False
+        self._step = 0
+        self._dealt = {}
+        self._closes = {}
+        self._open = []
+        self._opening = []
+
+    def _order(self) -> None:
+        """Compute the first turn of every replica from the current debts."""
+        self._dealt = dict.fromkeys(self._shares, 0)
+        for number, share in self._shares.items():
+            opens = -self._owed[number] / share
+            self._closes[number] = math.ceil(opens + 1.0 / share - _NEAR)
+            self._opening.append((math.floor(opens + _NEAR) + 1, number))
+        heapify(self._opening)
+        self._in_order = True
+
+
+# -- exchange --
+# Transfers of waiting messages between replicas.
+#
+#     alias    → serving replicas      by share: messages put while no replica could be reached
+#     draining → shortest replicas     all messages, once the draining replica's share is 0
+#     idle     → attended replicas     all messages of replicas without consumers, if some have them
+#     flooded  → lazy, then short ones until lengths are even: surplus l_i − l_avg, gap l_avg − l_j
+#
+# Flow control corrects lengths as well. It is slow but free, because it only redirects new
+# messages.
+# So a transfer between serving replicas must be worth its cost. It is if consumers of one replica
+# are
+# idle while another replica has more messages than it consumes in a period. It also is if a length
+# is
+# so far above the mean that flow control would need several periods. In a period with a transfer
+# flow
+# control leaves lengths alone (`correct_lengths=False`), so that the surplus is not corrected
+# twice.
+
+
+@dataclass(frozen=True)
+class TransferSettings:
+    """The settings that say when a transfer between serving replicas is worth its cost."""
+
+    # Whole segments move; a transaction for fewer messages than this is not worth it.
+    messages_min: int = 16
+    # Fraction of the mean length; a surplus above it counts as uneven while no consumer is idle.
+    uneven: float = 0.5
+    # Periods that flow control may take to even out a surplus without a transfer.
+    periods: float = 5.0
+    # Transfers per period; each is one transaction.
+    pairs_max: int = 64
+
+
+DEFAULT_TRANSFER_SETTINGS = TransferSettings()
+
+
+def exchanges(
+    replicas: Sequence[ReplicaSample],
+    alias_waiting: int,
+    shares: Mapping[int, float],
+    period_s: float,
+    worth: TransferSettings = DEFAULT_TRANSFER_SETTINGS,
+) -> list[Exchange]:
+    """Return the transfers to start in this period; the list is usually empty.
+
+    `alias_waiting` is the number of messages in the alias, `shares` the shares of the next
+    period.
+    """
+    serving = [one for one in replicas if one.reachable and one.state is ReplicaState.SERVING]
+    open_ = [one for one in serving if one.is_attended] or serving
+    if not open_:
+        return []
+    moves = []
+    if alias_waiting > 0:
+        numbers = {one.number for one in open_}
+        parts = {number: share for number, share in shares.items() if number in numbers}
+        dealt = Splitter(parts or dict.fromkeys(numbers, 1.0)).deal(alias_waiting)
+        moves += [
+            Exchange(source=ALIAS, target=target, count=count)
+            for target, count in dealt.items()
+            if target != ALIAS
+        ]
+    length = {one.number: one.waiting for one in open_}
+    going = [
+        one
+        for one in replicas
+        if one.state is ReplicaState.DRAINING and one.reachable and one.waiting and not one.share
+    ]
+    # Messages of an unattended replica would wait for ever: they are too few to count as uneven,
+    # and the replica has no consumers.
+    if len(open_) < len(serving):
+        going += [one for one in serving if one.waiting and not one.is_attended]
+    if going:
+        surplus = [(one.waiting, one.number) for one in going]
+        total = sum(length.values()) + sum(amount for amount, _ in surplus)
+        moves += _matched(surplus, _gaps(length, total), 1)
+    elif len(open_) > 1 and _is_worth_it(open_, period_s, worth):
+        mean = sum(length.values()) / len(length)
+        surplus = [
+            (math.floor(amount - mean), number)
+            for number, amount in length.items()
+            if amount > mean
+        ]
+        lazy = {one.number for one in open_ if one.waiting_consumers and not one.waiting}
+        gaps = [
+            (math.ceil(mean - amount), number) for number, amount in length.items() if amount < mean
+        ]
+        gaps.sort(key=lambda gap: (gap[1] not in lazy, -gap[0], gap[1]))
+        moves += _matched(surplus, gaps, worth.messages_min)
+    return moves[: worth.pairs_max]
+
+
+def _is_worth_it(open_: Sequence[ReplicaSample], period_s: float, worth: TransferSettings) -> bool:
+    mean = sum(one.waiting for one in open_) / len(open_)
+    lazy = any(one.waiting_consumers and not one.waiting for one in open_)
+    for one in open_:
+        surplus = one.waiting - mean
+        if surplus < worth.messages_min:
+            continue
+        consumed = one.consumed_per_s * period_s
+        if lazy and one.waiting > consumed:
+            return True
+        if surplus > worth.uneven * mean and surplus > worth.periods * consumed:
+            return True
+    return False
+
+
+def _gaps(length: Mapping[int, int], total: int) -> list[tuple[int, int]]:
+    """Return how many messages each replica lacks to the common level, the emptiest first."""
+    level = 0.0
+    left = total
+    ordered = sorted(length.items(), key=lambda item: (-item[1], item[0]))
+    for index, (_, amount) in enumerate(ordered):
+        level = left / (len(ordered) - index)
+        if amount <= level:
+            break
+        # This replica is above the level already: it keeps its messages and receives none.
+        left -= amount
+    gaps = [
+        (math.ceil(level - amount), number) for number, amount in length.items() if amount < level
+    ]
+    return sorted(gaps, key=lambda gap: (-gap[0], gap[1]))
+
+
+def _matched(
+    surplus: list[tuple[int, int]], gaps: list[tuple[int, int]], least: int
+) -> list[Exchange]:
+    """Assign the largest surplus to the first gaps, and so on, without transfers below `least`."""
+    moves = []
+    rooms = iter(gaps)
+    room, target = next(rooms, (0, ALIAS))
+    for amount, source in sorted(surplus, key=lambda item: (-item[0], item[1])):
+        left = amount
+        while left > 0 and room > 0:
+            count = min(left, room)
+            if count >= least:
+                moves.append(Exchange(source=source, target=target, count=count))
+            left -= count
+            room -= count
+            if not room:
+                room, target = next(rooms, (0, ALIAS))
+    return moves

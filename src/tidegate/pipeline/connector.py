@@ -24,9 +24,13 @@ time until Spark may write a row again.
 from __future__ import annotations
 
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
 
-from tidegate.pipeline.connector.preparation import prepared
-from tidegate.pipeline.connector.source import QueueSource
+from tidegate.core.errors import InvalidValue
+from tidegate.pipeline import connector_read as o
+from tidegate.pipeline.connector_read import MESSAGE, QueueReader, QueueStreamReader
+from tidegate.pipeline.connector_write import QueueStreamWriter, QueueWriter, prepared
 
 __all__ = ["QueueSource", "prepared", "register"]
 
@@ -42,3 +46,43 @@ def register(spark: SparkSession) -> None:
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     jvm.SparkSession.setActiveSession(spark._jsparkSession)
+
+
+# -- source --
+# The format "tidegate": choose a reader or writer, and check its options.
+
+
+class QueueSource(DataSource):
+    """The data source of one queue."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tidegate"
+
+    def schema(self) -> StructType:
+        return MESSAGE
+
+    def reader(self, schema: StructType) -> QueueReader:
+        return QueueReader(o.parse_options(self.options, o.READ, "a read"), schema)
+
+    def streamReader(self, schema: StructType) -> QueueStreamReader:  # noqa: N802
+        return QueueStreamReader(o.parse_options(self.options, o.READ_STREAM, "a stream"), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> QueueWriter:
+        _refuse(overwrite)
+        return QueueWriter(o.parse_options(self.options, o.WRITE, "a write"), schema)
+
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> QueueStreamWriter:
+        _refuse(overwrite)
+        return QueueStreamWriter(
+            o.parse_options(self.options, o.WRITE_STREAM, "a written stream"), schema
+        )
+
+
+def _refuse(overwrite: bool) -> None:
+    if overwrite:
+        raise InvalidValue(
+            'a queue is not overwritten: use mode("append"), or for a stream outputMode("append")'
+        )

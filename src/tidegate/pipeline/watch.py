@@ -42,9 +42,11 @@ import re
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -53,19 +55,23 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tidegate.agreement.document import Agreement
+from tidegate.agreements.document import Agreement
+from tidegate.agreements.evaluation import Verdict, worst_verdict
+from tidegate.agreements.ledger import AgreementHistory, terms_of
 from tidegate.core.errors import TidegateError
-from tidegate.pipeline.vetting import FIGURE_FAULTS, figure_fault
-from tidegate.pipeline.watching.batches import Batches
-from tidegate.pipeline.watching.file_log import FileLog
-from tidegate.pipeline.watching.queries import Query, queries_of
-from tidegate.pipeline.watching.source import StreamOptions
-from tidegate.pipeline.watching.streams import lake_rows, rows_of, whole_windows
-from tidegate.telemetry.knowledge import Reading
-from tidegate.telemetry.schemas import KINDS
+from tidegate.core.text import format_duration
+from tidegate.laws.forecasting import AnomalyChange, AnomalySettings, SeriesHistory, judge_window
+from tidegate.pipeline.jobs import window_start
+from tidegate.pipeline.jobs.queues import stability_by_window
+from tidegate.pipeline.lake import VALUE_FAULTS, value_fault
+from tidegate.pipeline.promises import judge_windows, measure_doors, measure_queues
+from tidegate.pipeline.stream_source import STREAM_FORMAT, FileLog, LakeSource, StreamOptions
+from tidegate.telemetry.learned import QueryResults
+from tidegate.telemetry.models import ReadCounts
+from tidegate.telemetry.schemas import HTTP_SAMPLES, KINDS, LIFECYCLES, QUEUE_SAMPLES, REQUESTS
 
 # Increase this number when a change makes existing folders unusable.
-FORMAT = 1
+FOLDER_FORMAT = 1
 COPIES = "a copy of another row"
 # The beginning of a line in which Python or Java names an error.
 _RAISED = re.compile(r"(?!py4j)[A-Za-z_][\w.]*(Error|Exception|[a-z]Failed|Invalid): ")
@@ -120,7 +126,7 @@ class _Carried(msgspec.Struct):
     own: msgspec.Raw = msgspec.Raw()
 
 
-class Watch:
+class StreamingWatch:
     """The running queries of one folder."""
 
     def __init__(
@@ -128,7 +134,7 @@ class Watch:
         spark: SparkSession,
         options: WatchOptions,
         on_found: OnFound,
-        queries: Sequence[Query],
+        queries: Sequence[WatchQuery],
     ) -> None:
         # A session of its own, so that these settings affect no other user of this Spark.
         self._spark = spark.newSession()
@@ -167,11 +173,13 @@ class Watch:
         for running in self._running:
             running.stop()
 
-    def readings(self) -> dict[str, Reading]:
+    def readings(self) -> dict[str, ReadCounts]:
         """Return by query how much was read and left out so far."""
-        return {query.name: reading(self._options.folder, query.name) for query in self._queries}
+        return {
+            query.name: query_progress(self._options.folder, query.name) for query in self._queries
+        }
 
-    def _start(self, query: Query, trigger: Mapping[str, bool | str]) -> StreamingQuery:
+    def _start(self, query: WatchQuery, trigger: Mapping[str, bool | str]) -> StreamingQuery:
         folder = self._options.folder
         stream = StreamOptions(
             lake=self._options.lake,
@@ -183,7 +191,7 @@ class Watch:
             parallel=self._spark.sparkContext.defaultParallelism,
         )
         windows = whole_windows(lake_rows(self._spark, stream), stream, query.window_s)
-        batches = Batches(folder / query.name)
+        batches = QueryResults(folder / query.name)
         batches.clear_unfinished()
         running = (
             windows.writeStream.queryName(query.name)
@@ -195,7 +203,9 @@ class Watch:
         self._running.append(running)
         return running
 
-    def _take(self, query: Query, batches: Batches, windows: DataFrame, number: int) -> None:
+    def _take(
+        self, query: WatchQuery, batches: QueryResults, windows: DataFrame, number: int
+    ) -> None:
         """Compute and store one batch of a query."""
         if batches.has(number):
             # The process was killed after storing the batch and before Spark recorded it. Spark
@@ -212,7 +222,7 @@ class Watch:
             if not in_all:
                 return
             rows = {
-                kind: rows_of(windows, kind).withColumn("fault", figure_fault(KINDS[kind]))
+                kind: rows_of(windows, kind).withColumn("fault", value_fault(KINDS[kind]))
                 for kind in query.kinds
             }
             counts = [_counted(each) for each in rows.values()]
@@ -224,12 +234,12 @@ class Watch:
             windows.unpersist()
         left_out = Counter(carried.rows_left_out)
         for count in counts:
-            left_out.update({reason: count[reason] for reason in FIGURE_FAULTS if count[reason]})
+            left_out.update({reason: count[reason] for reason in VALUE_FAULTS if count[reason]})
         once = sum(count["rows"] for count in counts)
         if in_all > once:
             left_out[COPIES] += in_all - once
         carried = _Carried(
-            rows=carried.rows + once - sum(count[r] for count in counts for r in FIGURE_FAULTS),
+            rows=carried.rows + once - sum(count[r] for count in counts for r in VALUE_FAULTS),
             rows_left_out=dict(left_out),
             own=msgspec.Raw(own),
         )
@@ -241,7 +251,7 @@ def _counted(rows: DataFrame) -> dict[str, int]:
     """Count the rows, in total and by fault."""
     found = rows.agg(
         F.count(F.lit(1)).alias("rows"),
-        *(F.count_if(F.col("fault") == reason).alias(reason) for reason in FIGURE_FAULTS),
+        *(F.count_if(F.col("fault") == reason).alias(reason) for reason in VALUE_FAULTS),
     ).first()
     assert found is not None, "an aggregate has one row"
     return found.asDict()
@@ -257,22 +267,25 @@ def _raise_failure(running: StreamingQuery) -> None:
 
 
 @contextmanager
-def watching(
+def run_watch(
     spark: SparkSession,
     options: WatchOptions,
     on_found: OnFound = lambda *_: None,
-    queries: Sequence[Query] | None = None,
-) -> Iterator[Watch]:
+    queries: Sequence[WatchQuery] | None = None,
+) -> Iterator[StreamingWatch]:
     """Lock the folder, and yield a watch that stops when the block ends.
 
     Raise `WatchRefused` if the folder is locked, not writable, or holds another watch.
     """
-    with held(options) as continued, started(spark, continued, on_found, queries) as watch:
+    with (
+        lock_folder(options) as continued,
+        start_watch(spark, continued, on_found, queries) as watch,
+    ):
         yield watch
 
 
 @contextmanager
-def held(options: WatchOptions) -> Iterator[WatchOptions]:
+def lock_folder(options: WatchOptions) -> Iterator[WatchOptions]:
     """Lock the folder while the block runs, and yield the options with which it continues.
 
     This needs no Spark, so that a refusal comes before Spark is started.
@@ -282,15 +295,15 @@ def held(options: WatchOptions) -> Iterator[WatchOptions]:
 
 
 @contextmanager
-def started(
+def start_watch(
     spark: SparkSession,
     options: WatchOptions,
     on_found: OnFound = lambda *_: None,
-    queries: Sequence[Query] | None = None,
-) -> Iterator[Watch]:
+    queries: Sequence[WatchQuery] | None = None,
+) -> Iterator[StreamingWatch]:
     """Yield a watch in a folder that the caller has locked; stop it when the block ends."""
     chosen = queries_of(options.agreements) if queries is None else queries
-    watch = Watch(spark, options, on_found, chosen)
+    watch = StreamingWatch(spark, options, on_found, chosen)
     try:
         yield watch
     finally:
@@ -306,13 +319,13 @@ def start_afresh(folder: Path) -> None:
         (folder / "watch.json").unlink(missing_ok=True)
 
 
-def reading(folder: Path, query: str) -> Reading:
+def query_progress(folder: Path, query: str) -> ReadCounts:
     """Return how much one query has read and left out."""
     log = FileLog(_log_folder(folder, query))
     counts = log.counts(log.last)
-    last = Batches(folder / query).carried_before(10**9)
+    last = QueryResults(folder / query).carried_before(10**9)
     carried = _Carried() if last is None else msgspec.json.decode(last, type=_Carried)
-    return Reading(
+    return ReadCounts(
         files=counts.files,
         rows=carried.rows,
         files_left_out=counts.files_left_out,
@@ -354,13 +367,13 @@ def _continued(options: WatchOptions) -> WatchOptions:
     Raise `WatchRefused` if lake, delay or format differ from those of the first start.
     """
     file = options.folder / "watch.json"
-    asked = _Watched(FORMAT, options.lake, options.delay_s, options.since_s)
+    asked = _Watched(FOLDER_FORMAT, options.lake, options.delay_s, options.since_s)
     if not file.exists():
         file.write_bytes(msgspec.json.encode(asked))
         return options
     found = msgspec.json.decode(file.read_bytes(), type=_Watched)
     for what, before, now in (
-        ("by another version of Tidegate", found.format, FORMAT),
+        ("by another version of Tidegate", found.format, FOLDER_FORMAT),
         (f"over the lake {found.lake}", found.lake, options.lake),
         (f"with a delay of {found.delay_s:g} s", found.delay_s, options.delay_s),
     ):
@@ -392,3 +405,417 @@ _SESSION = {
     # Let stop() wait this long for a batch under way, which calls back into this process.
     "spark.sql.streaming.stopTimeout": "30s",
 }
+
+
+# -- queries --
+# The queries that `watch` runs: from the rows of complete windows to tables.
+#
+#     compliance-10s              agreements whose windows are ten seconds long
+#     compliance-10s-response     of these, agreements that promise response times (sampled)
+#     compliance-10s-http         agreements about HTTP services
+#     rates                       anomalies of the rates into and out of queues
+#     phases                      anomalies of the phases of requests
+#
+# Each query is a stream of its own, because the first batch fixes what a stream gathers and for how
+# long.
+
+
+# Rows by kind.
+Frames = Mapping[str, DataFrame]
+# Tables by name, and the state for the next batch.
+BatchResult = tuple[Mapping[str, pa.Table], bytes]
+
+
+@dataclass(frozen=True)
+class WatchQuery:
+    """One stream: its row kinds, its window, and the function that computes its tables.
+
+    `answer` receives the rows of a batch and the query's state (`None` in the first batch). It
+    returns tables and the new state.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    window_s: float
+    answer: Callable[[Frames, bytes | None], BatchResult]
+
+
+def queries_of(agreements: Sequence[Agreement]) -> list[WatchQuery]:
+    """Return all queries for these agreements."""
+    return [
+        *_compliance(agreements),
+        WatchQuery("rates", (QUEUE_SAMPLES.name,), WINDOW_S, _odd_rates),
+        WatchQuery("phases", (REQUESTS.name,), WINDOW_S, _odd_phases),
+    ]
+
+
+def _compliance(agreements: Sequence[Agreement]) -> list[WatchQuery]:
+    """Return a query for each width of windows and set of row kinds."""
+    alike: dict[tuple[float, str], list[Agreement]] = {}
+    for one in agreements:
+        responds = any(metric.stem == "response" for metric in one.metrics)
+        of = "-http" if one.queue is None else "-response" if responds else ""
+        alike.setdefault((one.window_s, of), []).append(one)
+    kinds = {
+        "": (QUEUE_SAMPLES.name,),
+        "-response": (QUEUE_SAMPLES.name, LIFECYCLES.name),
+        "-http": (HTTP_SAMPLES.name,),
+    }
+    return [
+        WatchQuery(
+            f"compliance-{format_duration(window_s)}{of}",
+            kinds[of],
+            window_s,
+            partial(_judged, judged_together),
+        )
+        for (window_s, of), judged_together in sorted(alike.items(), key=lambda group: group[0])
+    ]
+
+
+def _judged(agreements: Sequence[Agreement], frames: Frames, carried: bytes | None) -> BatchResult:
+    doors = frames.get(HTTP_SAMPLES.name)
+    sums = (
+        frames[QUEUE_SAMPLES.name].transform(
+            measure_queues(agreements, frames.get(LIFECYCLES.name))
+        )
+        if doors is None
+        else doors.transform(measure_doors(agreements))
+    )
+    windows = sums.transform(judge_windows(agreements)).select("agreement", "window", "verdict")
+    verdicts = [
+        (row["agreement"], row["window"], Verdict(row["verdict"]))
+        for row in windows.toArrow().to_pylist()
+    ]
+    before = (
+        ServiceLevelCarry()
+        if carried is None
+        else msgspec.json.decode(carried, type=ServiceLevelCarry)
+    )
+    found, after = slide_windows(before, verdicts, agreements)
+    return {"compliance": found}, msgspec.json.encode(after)
+
+
+def _odd_rates(frames: Frames, carried: bytes | None) -> BatchResult:
+    windows = frames[QUEUE_SAMPLES.name].transform(rates_by_window)
+    return _anomalies(windows, carried, RATES)
+
+
+def _odd_phases(frames: Frames, carried: bytes | None) -> BatchResult:
+    windows = frames[REQUESTS.name].transform(phases_by_window)
+    return _anomalies(windows, carried, PHASES)
+
+
+def _anomalies(
+    windows: DataFrame, carried: bytes | None, figures: Sequence[WatchedMetric]
+) -> BatchResult:
+    before = AnomalyCarry() if carried is None else msgspec.json.decode(carried, type=AnomalyCarry)
+    found, after = track_anomalies(before, windows.toArrow().to_pylist(), figures)
+    return {"anomalies": found}, msgspec.json.encode(after)
+
+
+# -- streams --
+# From the lake's rows to complete windows of rows.
+#
+# Spark gathers rows until the watermark passes the end of their window, then emits each window
+# once.
+# A window contains the rows themselves. The transforms of `learn`, which know nothing of streams,
+# can
+# therefore judge a window of the stream as they judge a window of history.
+
+
+# The columns that identify a row; a row with equal values is a copy.
+_IDENTITY: dict[str, tuple[str, ...]] = {
+    "queue_samples": ("node", "queue", "replica", "at"),
+    "http_samples": ("node", "service", "door", "instance", "at"),
+    "lifecycles": ("node", "queue", "message_id", "at"),
+    # Requests have no id: two rows are copies if all columns are equal.
+    "requests": tuple(REQUESTS.columns.names),
+}
+# The state of a window is split by minute: Spark rewrites a state entry for each change, and a
+# finished piece does not change again.
+_PIECE = "minute"
+
+
+def lake_rows(spark: SparkSession, stream: StreamOptions) -> DataFrame:
+    """Return the rows of the lake as an unbounded frame."""
+    spark.dataSource.register(LakeSource)
+    return spark.readStream.format(STREAM_FORMAT).options(**stream.as_options()).load()
+
+
+def whole_windows(rows: DataFrame, stream: StreamOptions, window_s: float) -> DataFrame:
+    """Return the rows of complete windows, as lists per window, minute and key."""
+    return (
+        rows.withWatermark("at", f"{round(stream.delay_s * 1000)} milliseconds")
+        .groupBy(
+            F.window("at", f"{round(window_s * 1000)} milliseconds").alias("gathered"),
+            F.date_trunc(_PIECE, "at").alias("piece"),
+            "key",
+        )
+        .agg(F.collect_list(F.struct("kind", *stream.kinds)).alias("rows"))
+    )
+
+
+def rows_of(windows: DataFrame, kind: str) -> DataFrame:
+    """Return the rows of one kind in a batch of complete windows, without copies."""
+    return (
+        # Use one task: a batch is a few windows, and a shuffle would cost more than the rest.
+        windows.coalesce(1)
+        .select(F.inline("rows"))
+        .filter(F.col("kind") == kind)
+        .select(f"{kind}.*")
+        .dropDuplicates(list(_IDENTITY[kind]))
+    )
+
+
+# -- anomalies --
+# Anomalies of rates and phases, window by window.
+#
+# Rates come from samples of queues, phases from sampled requests. Spark sums them by window. The
+# few
+# values that remain per subject and window are judged in the order of time by `laws.anomaly`. Only
+# changes are reported, each with the expected value: an anomaly begins, it ends, or the new value
+# has become normal. A report per window would hide the important ones.
+
+
+WINDOW_S = 60.0
+# A queue or node without data for this long is removed, with its anomaly.
+FORGOTTEN_S = 3600.0
+
+ANOMALY_SCHEMA = pa.schema(
+    [
+        pa.field("at", pa.timestamp("us", "UTC")),  # end of the window in which it was found
+        pa.field("subject", pa.string()),
+        pa.field("what", pa.string()),
+        pa.field("change", pa.string()),
+        pa.field("since", pa.timestamp("us", "UTC")),
+        pa.field("expected", pa.float64()),
+        pa.field("seen", pa.float64()),
+        pa.field("score", pa.float64()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class WatchedMetric:
+    """A value that is watched for each queue or each node."""
+
+    name: str
+    column: str
+    unit: str
+    sensitivity: AnomalySettings
+
+
+_PHASES = ("parse", "store", "respond")
+RATES = (
+    WatchedMetric("rate in", "produced_per_s", "/s", AnomalySettings(absolute=1.0)),
+    WatchedMetric("rate out", "consumed_per_s", "/s", AnomalySettings(absolute=1.0)),
+)
+PHASES = (
+    # Deviations below 0.1 ms are noise, even if they are a multiple of the usual value.
+    WatchedMetric("time in node", "in_node_us", "µs", AnomalySettings(absolute=100.0)),
+    *(
+        WatchedMetric(f"share of {phase}", f"{phase}_share", "", AnomalySettings(absolute=0.02))
+        for phase in _PHASES
+    ),
+)
+WATCHED_METRICS = {figure.name: figure for figure in (*RATES, *PHASES)}
+
+
+class _Followed(msgspec.Struct):
+    """The history of one metric of one subject, and the time of its last value."""
+
+    track: SeriesHistory
+    last_s: float
+
+
+class AnomalyCarry(msgspec.Struct):
+    """The state for the next batch: the history of each metric, by subject and metric."""
+
+    tracks: dict[str, dict[str, _Followed]] = {}
+
+
+def rates_by_window(samples: DataFrame) -> DataFrame:
+    """Return the rates into and out of each queue, per window."""
+    return (
+        samples.transform(stability_by_window(WINDOW_S))
+        .withColumn("subject", F.concat(F.lit("queue "), "queue"))
+        .select("subject", "window", *(figure.column for figure in RATES))
+    )
+
+
+def phases_by_window(requests: DataFrame) -> DataFrame:
+    """Return mean time and shares of the phases within each node, per window.
+
+    Waiting for clients and for messages is excluded.
+    """
+    sums = {phase: F.sum(F.col("weight") * F.col(f"{phase}_us")) for phase in _PHASES}
+    in_node = sum((F.col(phase) for phase in _PHASES), start=F.lit(0.0))
+    return (
+        requests.groupBy(
+            F.concat(F.lit("node "), "node").alias("subject"),
+            window_start(WINDOW_S).alias("window"),
+        )
+        .agg(*(total.alias(phase) for phase, total in sums.items()), F.sum("weight").alias("n"))
+        .filter((in_node > 0) & (F.col("n") > 0))
+        .select(
+            "subject",
+            "window",
+            (in_node / F.col("n")).alias("in_node_us"),
+            *((F.col(phase) / in_node).alias(f"{phase}_share") for phase in _PHASES),
+        )
+    )
+
+
+def track_anomalies(
+    carried: AnomalyCarry, windows: Iterable[dict[str, object]], figures: Iterable[WatchedMetric]
+) -> tuple[pa.Table, AnomalyCarry]:
+    """Judge windows in the order of time; return the changes, and the new state."""
+    tracks = {subject: dict(each) for subject, each in carried.tracks.items()}
+    reports: list[dict[str, object]] = []
+    chosen = list(figures)
+    ordered = sorted(windows, key=lambda row: (row["window"], str(row["subject"])))
+    newest_s = 0.0
+    for row in ordered:
+        subject, start = str(row["subject"]), row["window"]
+        assert isinstance(start, datetime)
+        at_s = start.timestamp()
+        newest_s = max(newest_s, at_s)
+        for figure in chosen:
+            value = row[figure.column]
+            if not isinstance(value, float):
+                continue
+            known = tracks.setdefault(subject, {}).get(figure.name)
+            judged = judge_window(
+                known.track if known else SeriesHistory(), at_s, value, figure.sensitivity
+            )
+            tracks[subject][figure.name] = _Followed(judged.track, at_s)
+            if judged.change is not None:
+                reports.append(
+                    {
+                        "at": _time(at_s + WINDOW_S),
+                        "subject": subject,
+                        "what": figure.name,
+                        "change": judged.change.value,
+                        "since": _time(judged.since_s),
+                        "expected": judged.expected,
+                        "seen": judged.seen,
+                        "score": judged.score,
+                    }
+                )
+    kept = {
+        subject: alive
+        for subject, each in tracks.items()
+        if (alive := {k: one for k, one in each.items() if one.last_s > newest_s - FORGOTTEN_S})
+    }
+    return pa.Table.from_pylist(reports, ANOMALY_SCHEMA), AnomalyCarry(kept)
+
+
+def describe_anomaly(row: dict[str, object]) -> str:
+    """Describe an anomaly in one line."""
+    unit = WATCHED_METRICS[str(row["what"])].unit
+    expected, seen = f"{row['expected']:.4g}{unit}", f"{row['seen']:.4g}{unit}"
+    match row["change"]:
+        case AnomalyChange.BEGAN:
+            rest = f"{seen} instead of {expected}"
+        case AnomalyChange.ENDED:
+            rest = f"back at {seen}"
+        case _:
+            rest = f"{seen} is the new normal, it was {expected}"
+    since = row["since"]
+    assert isinstance(since, datetime)
+    return f"{row['subject']}: {row['what']} {rest} (since {since:%H:%M})"
+
+
+def _time(at_s: float) -> datetime:
+    return datetime.fromtimestamp(at_s, UTC)
+
+
+# -- service_level --
+# Sliding service levels: the last minutes and hours of each agreement, and its period's budget.
+#
+# The input is a verdict per agreement and window. The output is a row for each: the counts of the
+# hour that ends with the window, the burn rate, the alarm, and the remaining budget. The arithmetic
+# is that of `agreement.history`, which the control loops and the simulation use too.
+
+
+SERVICE_LEVEL_SCHEMA = pa.schema(
+    [
+        pa.field("agreement", pa.string()),
+        pa.field("window", pa.timestamp("us", "UTC")),  # start of the window
+        pa.field("window_s", pa.float64()),
+        pa.field("verdict", pa.string()),
+        # Counts of the hour that ends with the window.
+        pa.field("met", pa.int64()),
+        pa.field("warned", pa.int64()),
+        pa.field("breached", pa.int64()),
+        pa.field("no_data", pa.int64()),
+        # How many times faster than allowed the budget is used; null if nothing was judged.
+        pa.field("burn_hour", pa.float64()),
+        pa.field("alarm", pa.string()),  # fast, slow or null
+        # Of the agreement's whole period.
+        pa.field("budget_left", pa.float64()),
+    ]
+)
+
+
+class ServiceLevelCarry(msgspec.Struct):
+    """The state for the next batch: a history per agreement."""
+
+    histories: dict[str, AgreementHistory] = {}
+
+
+def slide_windows(
+    carried: ServiceLevelCarry,
+    verdicts: Iterable[tuple[str, datetime, Verdict]],
+    agreements: Sequence[Agreement],
+) -> tuple[pa.Table, ServiceLevelCarry]:
+    """Add verdicts in the order of time; return a row for each window, and the new state.
+
+    The history of an agreement whose terms have changed starts again.
+    """
+    by_name = {agreement.name: agreement for agreement in agreements}
+    histories = {
+        name: history
+        for name, agreement in by_name.items()
+        if (history := carried.histories.get(name)) and history.terms == terms_of(agreement)
+    }
+    together: dict[tuple[datetime, str], list[Verdict]] = {}
+    for name, window, verdict in verdicts:
+        if name in by_name:
+            together.setdefault((window, name), []).append(verdict)
+    rows = []
+    for (window, name), found in sorted(together.items()):
+        agreement = by_name[name]
+        history = histories.setdefault(name, AgreementHistory(terms_of(agreement), {}, {}))
+        rows.append(_row(agreement, history, window, worst_verdict(found)))
+    return pa.Table.from_pylist(rows, SERVICE_LEVEL_SCHEMA), ServiceLevelCarry(histories)
+
+
+def _row(
+    agreement: Agreement, history: AgreementHistory, window: datetime, verdict: Verdict
+) -> dict[str, object]:
+    # A window counts at its end.
+    standing = history.take(agreement, window.timestamp() + agreement.window_s, verdict)
+    return {
+        "agreement": agreement.name,
+        "window": window.astimezone(UTC),
+        "window_s": agreement.window_s,
+        "verdict": verdict.value,
+        "met": standing.last_hour.met,
+        "warned": standing.last_hour.warned,
+        "breached": standing.last_hour.breached,
+        "no_data": standing.last_hour.no_data,
+        "burn_hour": standing.burn_hour,
+        "alarm": standing.alarm,
+        "budget_left": standing.budget_left,
+    }
+
+
+# -- watching --
+# `tidegate watch`: the lake as a stream.
+#
+# admission → file_log → source      choose the next files, log them, read them
+# streams                            rows → complete windows, on Spark
+# service_level, anomalies           windows → sliding service levels, anomalies
+# batches                            store each batch once, with the state for the next batch
+# watch                              run all of it, one watcher per folder

@@ -24,7 +24,10 @@ or contains undecodable metadata closes the connection.
 from __future__ import annotations
 
 import enum
+import struct
+from collections import deque
 from collections.abc import Iterator
+from typing import TypeVar
 
 import msgspec
 
@@ -33,14 +36,38 @@ from tidegate.core.errors import (
     NotAuthenticated,
     RequiredParameterMissing,
     TidegateError,
+    TooLarge,
     UnexpectedPacket,
     from_code,
 )
-from tidegate.wire.frames import Frame, FrameReader, frame_pieces
-from tidegate.wire.packet import Answer, Error, Packet, Request
-from tidegate.wire.packets.clients import IdentifyClientResponse, RegisterClientResponse
-from tidegate.wire.packets.login import AuthenticateResponse, ProveResponse
-from tidegate.wire.packets.registry import ANSWERS, PUSHES, REQUESTS
+from tidegate.protocol import catalogue, cluster, messages, packet
+from tidegate.protocol.catalogue import (
+    AuthenticateResponse,
+    IdentifyClientResponse,
+    ProveResponse,
+    RegisterClientResponse,
+)
+from tidegate.protocol.packet import Answer, Error, Packet, Push, Request
+
+# -- registry --
+# All packets by method id: requests for nodes, answers and pushes for clients.
+
+
+_SUBJECTS = (packet, catalogue, messages, cluster)
+
+_Kind = TypeVar("_Kind", bound=Packet)
+
+
+def _by_method(kind: type[_Kind]) -> dict[int, type[_Kind]]:
+    things = [thing for subject in _SUBJECTS for thing in vars(subject).values()]
+    packets = [thing for thing in things if isinstance(thing, type) and issubclass(thing, kind)]
+    # A packet without an id is only a base class.
+    return {one.method: one for one in packets if one.method}
+
+
+REQUESTS = _by_method(Request)
+ANSWERS = _by_method(Answer)
+PUSHES = _by_method(Push)
 
 FRAME_BEFORE_LOGIN_BYTES = 8 * 1024
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
@@ -49,7 +76,7 @@ METADATA_BYTES_MAX = 1024 * 1024
 FRAME_BYTES_MAX = MESSAGE_BYTES_MAX + METADATA_BYTES_MAX
 
 
-class State(enum.Enum):
+class ProtocolState(enum.Enum):
     """The state of a protocol connection."""
 
     OPENED = "opened"
@@ -59,7 +86,7 @@ class State(enum.Enum):
     CLOSED = "closed"
 
 
-class Happening(enum.Enum):
+class ProtocolEvent(enum.Enum):
     """An event that changes the state of a protocol connection."""
 
     CHALLENGE = "challenge"
@@ -70,29 +97,32 @@ class Happening(enum.Enum):
     END = "end"
 
 
-TRANSITIONS: dict[State, dict[Happening, State]] = {
-    State.OPENED: {
-        Happening.CHALLENGE: State.CHALLENGED,
-        Happening.TRUST: State.AUTHENTICATED,
-        Happening.MALFORMED_BYTES: State.CLOSED,
-        Happening.END: State.CLOSED,
+TRANSITIONS: dict[ProtocolState, dict[ProtocolEvent, ProtocolState]] = {
+    ProtocolState.OPENED: {
+        ProtocolEvent.CHALLENGE: ProtocolState.CHALLENGED,
+        ProtocolEvent.TRUST: ProtocolState.AUTHENTICATED,
+        ProtocolEvent.MALFORMED_BYTES: ProtocolState.CLOSED,
+        ProtocolEvent.END: ProtocolState.CLOSED,
     },
-    State.CHALLENGED: {
-        Happening.PROOF: State.AUTHENTICATED,
-        Happening.MALFORMED_BYTES: State.CLOSED,
-        Happening.END: State.CLOSED,
+    ProtocolState.CHALLENGED: {
+        ProtocolEvent.PROOF: ProtocolState.AUTHENTICATED,
+        ProtocolEvent.MALFORMED_BYTES: ProtocolState.CLOSED,
+        ProtocolEvent.END: ProtocolState.CLOSED,
     },
-    State.AUTHENTICATED: {
-        Happening.IDENTIFICATION: State.IDENTIFIED,
-        Happening.MALFORMED_BYTES: State.CLOSED,
-        Happening.END: State.CLOSED,
+    ProtocolState.AUTHENTICATED: {
+        ProtocolEvent.IDENTIFICATION: ProtocolState.IDENTIFIED,
+        ProtocolEvent.MALFORMED_BYTES: ProtocolState.CLOSED,
+        ProtocolEvent.END: ProtocolState.CLOSED,
     },
-    State.IDENTIFIED: {
-        Happening.IDENTIFICATION: State.IDENTIFIED,
-        Happening.MALFORMED_BYTES: State.CLOSED,
-        Happening.END: State.CLOSED,
+    ProtocolState.IDENTIFIED: {
+        ProtocolEvent.IDENTIFICATION: ProtocolState.IDENTIFIED,
+        ProtocolEvent.MALFORMED_BYTES: ProtocolState.CLOSED,
+        ProtocolEvent.END: ProtocolState.CLOSED,
     },
-    State.CLOSED: {Happening.MALFORMED_BYTES: State.CLOSED, Happening.END: State.CLOSED},
+    ProtocolState.CLOSED: {
+        ProtocolEvent.MALFORMED_BYTES: ProtocolState.CLOSED,
+        ProtocolEvent.END: ProtocolState.CLOSED,
+    },
 }
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -103,7 +133,7 @@ _decoders: dict[int, msgspec.msgpack.Decoder[Packet]] = {
 }
 
 
-class Received:
+class ReceivedPacket:
     """A received packet with its body."""
 
     __slots__ = ("body", "frame", "packet", "packet_id")
@@ -115,7 +145,7 @@ class Received:
         self.frame = frame
 
 
-class Refused:
+class RejectedPacket:
     """A frame with a bad packet; the connection stays open."""
 
     __slots__ = ("error", "packet_id")
@@ -125,7 +155,7 @@ class Refused:
         self.packet_id = packet_id
 
 
-class Connection:
+class ProtocolConnection:
     """The protocol of one connection, on the side of a node (`server`) or of a client."""
 
     __slots__ = (
@@ -148,7 +178,7 @@ class Connection:
         # A node sets this before the first bytes. A client cannot know whether the node requires a
         # login.
         self.login_required = False
-        self.state = State.OPENED
+        self.state = ProtocolState.OPENED
         self._frame_bytes_max = frame_bytes_max
         # A node limits unauthenticated peers to small frames; a client trusts the node that it
         # chose.
@@ -157,75 +187,75 @@ class Connection:
             REQUESTS if server else {**ANSWERS, **PUSHES}
         )
 
-    def _move(self, happening: Happening) -> None:
+    def _move(self, happening: ProtocolEvent) -> None:
         try:
             self.state = TRANSITIONS[self.state][happening]
         except KeyError:
             raise UnexpectedPacket(
                 f"{happening.value} on a connection that is {self.state.value}"
             ) from None
-        if self.state is State.IDENTIFIED:
+        if self.state is ProtocolState.IDENTIFIED:
             self._reader.frame_bytes_max = self._frame_bytes_max
 
     def close(self) -> None:
-        self._move(Happening.END)
+        self._move(ProtocolEvent.END)
 
     @property
     def held_bytes(self) -> int:
         """The bytes of an incomplete frame that are kept."""
         return self._reader.held_bytes
 
-    def receive(self, data: bytes) -> Iterator[Received | Refused]:
+    def receive(self, data: bytes) -> Iterator[ReceivedPacket | RejectedPacket]:
         """Yield the packets that these bytes complete.
 
         Raise `Malformed` or `TooLarge` for bytes that end the connection. A closed connection
         ignores all bytes.
         """
-        if self.state is State.CLOSED:
+        if self.state is ProtocolState.CLOSED:
             return
         try:
             frames = self._reader.receive(data)
         except TidegateError:
-            self._move(Happening.MALFORMED_BYTES)
+            self._move(ProtocolEvent.MALFORMED_BYTES)
             raise
         for frame in frames:
             yield self._understand(frame)
 
-    def _understand(self, frame: Frame) -> Received | Refused:
+    def _understand(self, frame: Frame) -> ReceivedPacket | RejectedPacket:
         kind = self._methods.get(frame.method)
         if kind is None:
-            return Refused(
+            return RejectedPacket(
                 UnexpectedPacket(
                     f"method 0x{frame.method:02x} is nothing a "
                     f"{'client sends' if self.server else 'node sends'}"
                 ),
                 frame.packet_id,
             )
-        if self.server and self.state is not State.IDENTIFIED:
+        if self.server and self.state is not ProtocolState.IDENTIFIED:
             assert issubclass(kind, Request)
             if (refusal := self._too_early(kind)) is not None:
-                return Refused(refusal, frame.packet_id)
+                return RejectedPacket(refusal, frame.packet_id)
         try:
             packet = _decoders[frame.method].decode(frame.meta)
         except msgspec.ValidationError as bad:
-            return Refused(_explain(kind, bad), frame.packet_id)
+            return RejectedPacket(_explain(kind, bad), frame.packet_id)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as bad:
-            self._move(Happening.MALFORMED_BYTES)
+            self._move(ProtocolEvent.MALFORMED_BYTES)
             raise Malformed(f"metadata of {kind.__name__} cannot be read: {bad}") from None
-        if self.state is not State.IDENTIFIED:
+        if self.state is not ProtocolState.IDENTIFIED:
             self._progress(packet)
-        return Received(packet, frame)
+        return ReceivedPacket(packet, frame)
 
     def _progress(self, packet: Packet) -> None:
         """Apply the effect of a received packet on the state before identification."""
         if self.server:
-            if self.state is State.OPENED and not getattr(packet, "before_login", True):
-                self._move(Happening.TRUST)
+            if self.state is ProtocolState.OPENED and not getattr(packet, "before_login", True):
+                self._move(ProtocolEvent.TRUST)
             return
         try:
             self._answered(packet)
         except UnexpectedPacket as bad:
-            self._move(Happening.MALFORMED_BYTES)
+            self._move(ProtocolEvent.MALFORMED_BYTES)
             raise Malformed(f"an answer out of turn: {bad}") from None
 
     def _too_early(self, kind: type[Request]) -> TidegateError | None:
@@ -234,9 +264,9 @@ class Connection:
             return UnexpectedPacket(
                 f"{kind.__name__} before identification: register or identify first"
             )
-        if kind.before_login or self.state is State.AUTHENTICATED:
+        if kind.before_login or self.state is ProtocolState.AUTHENTICATED:
             return None
-        if self.login_required or self.state is not State.OPENED:
+        if self.login_required or self.state is not ProtocolState.OPENED:
             return NotAuthenticated(
                 "this node wants a login: name a user in the URL, as in tidegate://user@host, and "
                 "give its password"
@@ -246,19 +276,19 @@ class Connection:
     def _answered(self, packet: Packet) -> None:
         """Apply the effect of an answer, sent or received, on the state."""
         if isinstance(packet, AuthenticateResponse):
-            self._move(Happening.CHALLENGE)
+            self._move(ProtocolEvent.CHALLENGE)
         elif isinstance(packet, ProveResponse):
-            self._move(Happening.PROOF)
+            self._move(ProtocolEvent.PROOF)
         elif isinstance(packet, RegisterClientResponse | IdentifyClientResponse):
-            if self.state is State.OPENED and not self.login_required:
-                self._move(Happening.TRUST)
-            self._move(Happening.IDENTIFICATION)
+            if self.state is ProtocolState.OPENED and not self.login_required:
+                self._move(ProtocolEvent.TRUST)
+            self._move(ProtocolEvent.IDENTIFICATION)
 
     def send(
         self, packet: Packet, packet_id: int, bodies: list[memoryview | bytes] | None = None
     ) -> list[memoryview | bytes]:
         """Return a packet as pieces of bytes to write."""
-        if self.server and self.state is not State.IDENTIFIED:
+        if self.server and self.state is not ProtocolState.IDENTIFIED:
             self._answered(packet)
         return frame_pieces(packet.method, packet_id, _encode(packet), bodies)
 
@@ -283,3 +313,106 @@ def _explain(kind: type[Packet], bad: msgspec.ValidationError) -> TidegateError:
 def error_of(answer: Answer) -> TidegateError | None:
     """Return the exception that an answer reports; `None` if it reports none."""
     return from_code(answer.code, answer.text) if isinstance(answer, Error) else None
+
+
+# -- frames --
+# Frames: the layout of packets in a stream of bytes.
+#
+#     length     u32   of the whole frame, including these four bytes (as in Telesto)
+#     method     u16   the kind of packet
+#     packet_id  u32   chosen by the sender of a request and repeated in the answer
+#     meta_bytes u32   the length of the metadata
+#     metadata         MessagePack, one array per packet
+#     body             the payloads of the messages, unchanged, one after the other
+#
+# All integers are big-endian. The length is checked against the limit before a frame is stored.
+
+
+HEADER = struct.Struct("!IHII")
+HEADER_BYTES = HEADER.size
+_LENGTH = struct.Struct("!I")
+
+Bytes = bytes | bytearray | memoryview
+
+
+class Frame:
+    """One frame, separated from the stream and not yet decoded."""
+
+    __slots__ = ("body", "meta", "method", "packet_id")
+
+    def __init__(self, method: int, packet_id: int, meta: Bytes, body: Bytes) -> None:
+        self.method = method
+        self.packet_id = packet_id
+        self.meta = meta
+        self.body = body
+
+
+def frame_pieces(
+    method: int, packet_id: int, meta: bytes, bodies: list[memoryview | bytes] | None = None
+) -> list[memoryview | bytes]:
+    """Return a frame as pieces for `writelines`, so that payloads are not copied."""
+    body_bytes = sum(map(len, bodies)) if bodies else 0
+    head = HEADER.pack(HEADER_BYTES + len(meta) + body_bytes, method, packet_id, len(meta))
+    if not bodies:
+        return [head + meta]
+    return [head + meta, *bodies]
+
+
+class FrameReader:
+    """Separates frames from a stream; holds at most one frame of the allowed size and a chunk."""
+
+    __slots__ = ("_chunks", "_held_bytes", "_wanted_bytes", "frame_bytes_max")
+
+    def __init__(self, frame_bytes_max: int) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self._chunks: deque[bytes | memoryview] = deque()
+        self._held_bytes = 0
+        self._wanted_bytes = HEADER_BYTES
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held_bytes
+
+    def receive(self, chunk: bytes) -> list[Frame]:
+        """Return the frames that this chunk completes."""
+        if self._held_bytes:
+            self._chunks.append(chunk)
+            self._held_bytes += len(chunk)
+            if self._held_bytes < self._wanted_bytes:
+                return []
+            chunk = b"".join(self._chunks)
+            self._chunks.clear()
+            self._held_bytes = 0
+        return self._cut(chunk)
+
+    def _cut(self, data: bytes) -> list[Frame]:
+        frames: list[Frame] = []
+        view = memoryview(data)
+        position, end = 0, len(data)
+        self._wanted_bytes = HEADER_BYTES
+        while end - position >= HEADER_BYTES:
+            length, method, packet_id, meta_bytes = HEADER.unpack_from(data, position)
+            if length > self.frame_bytes_max:
+                raise TooLarge(
+                    f"a frame of {length} bytes exceeds the limit of {self.frame_bytes_max}"
+                )
+            if length < HEADER_BYTES or meta_bytes > length - HEADER_BYTES:
+                raise Malformed(f"a frame that claims {length} bytes with {meta_bytes} of metadata")
+            if end - position < length:
+                self._wanted_bytes = length
+                break
+            body_at = position + HEADER_BYTES + meta_bytes
+            frames.append(
+                Frame(
+                    method,
+                    packet_id,
+                    view[position + HEADER_BYTES : body_at],
+                    view[body_at : position + length],
+                )
+            )
+            position += length
+        if position < end:
+            # Copy the rest, so that half a frame does not keep the whole chunk in memory.
+            self._chunks.append(bytes(view[position:]) if position else data)
+            self._held_bytes = end - position
+        return frames

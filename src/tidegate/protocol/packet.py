@@ -6,8 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from tidegate.core.model import Mode
-from tidegate.core.users import Right
+from tidegate.core.model import Attributes, ClientMode, Right
 
 Claim = tuple[Right, int | str]
 
@@ -27,7 +26,7 @@ class Request(Packet):
     before_identification: ClassVar[bool] = False
     # Before login a node accepts only ping and the login itself.
     before_login: ClassVar[bool] = False
-    mode: ClassVar[Mode] = Mode.READ_ONLY
+    mode: ClassVar[ClientMode] = ClientMode.READ_ONLY
     # The right that the user needs on the queue that the packet names; `None` if it names no queue.
     # There is no default, so that a new packet must declare it.
     right: ClassVar[Right | None]
@@ -77,3 +76,40 @@ class Error(Answer):
     method = 0x06
     code: int
     text: str
+
+
+# -- run --
+# The format in which messages travel to a client: runs of consecutive messages.
+
+
+class Run(msgspec.Struct, array_like=True):
+    """Consecutive messages of one segment; a column with one element applies to all.
+
+    `tag` numbers the deliveries of a consumer and is used to settle them.
+    """
+
+    tag: int
+    message_id: int
+    lengths: list[int]
+    senders: list[int]
+    priority: int
+    arrived_at: float
+    receivers: list[int] | None = None
+    contexts: list[int | None] | None = None
+    attributes: list[Attributes | None] | None = None
+    redelivered: bool = False
+    # How often each message was delivered, this time included; [1] for first deliveries.
+    deliveries: list[int] = msgspec.field(default_factory=lambda: [1])
+
+
+# -- packets --
+# All packets: their method ids, fields, answers, and the rights they need.
+#
+# Packets are grouped by subject, and a registry contains all of them by method id.
+#
+# Telesto's ids (its table 3.6) are kept where the method exists. Telesto's rule is kept, too: ids
+# from client to node are odd, ids from node to client are even, and an answer has the id of its
+# request plus 1. Telesto's own table breaks this rule in five places, where the ids differ: Success
+# 0x03 → 0x04, Error 0x05 → 0x06, ReadMessage 0x32 → 0x33, its response 0x33 → 0x34, ReadResponse
+# 0x34
+# → 0x35. The reference in docs/wire-protocol.md is generated from the packets.

@@ -11,7 +11,6 @@ not exist gets a challenge, too, and fails at the proof like a wrong password. S
 reveal which users exist.
 """
 
-# `scramp` is imported where it is used: it takes 20 ms, and a login without a password needs none.
 from __future__ import annotations
 
 import hashlib
@@ -19,7 +18,7 @@ import hmac
 from collections.abc import Callable
 
 from tidegate.core.errors import InvalidValue, NotAuthenticated
-from tidegate.core.users import Keys
+from tidegate.core.model import PasswordKeys
 
 # RFC 7677 asks for at least 4096; this number costs a client about ten milliseconds per login.
 ITERATIONS = 16_384
@@ -29,7 +28,7 @@ PASSWORD_LENGTH_MAX = 1024
 USER_LENGTH_MAX = 64
 
 _MECHANISM = "SCRAM-SHA-256"
-WRONG = "user or password is wrong"
+WRONG_CREDENTIALS = "user or password is wrong"
 
 
 def check_user_name(name: str) -> str:
@@ -43,7 +42,7 @@ def check_user_name(name: str) -> str:
     return name
 
 
-def keys_of(password: str, *, iterations: int = ITERATIONS) -> Keys:
+def derive_keys(password: str, *, iterations: int = ITERATIONS) -> PasswordKeys:
     """Derive the keys that a store keeps of a password; `InvalidValue` for a bad password."""
     import scramp
 
@@ -52,17 +51,17 @@ def keys_of(password: str, *, iterations: int = ITERATIONS) -> Keys:
             f"a password has {PASSWORD_LENGTH_MIN} to {PASSWORD_LENGTH_MAX} characters"
         )
     try:
-        return Keys(*scramp.ScramMechanism(_MECHANISM).make_auth_info(password, iterations))
+        return PasswordKeys(*scramp.ScramMechanism(_MECHANISM).make_auth_info(password, iterations))
     except scramp.ScramException:
         # The library's own text may quote the password.
         raise InvalidValue("a password cannot hold control characters") from None
 
 
-def decoy_keys(name: str, secret: bytes) -> Keys:
+def decoy_keys(name: str, secret: bytes) -> PasswordKeys:
     """Return keys for a user that does not exist: the salt is stable, and no password matches."""
     salt = hmac.digest(secret, b"salt " + name.encode(), hashlib.sha256)[:_SALT_BYTES]
     unknown = hmac.digest(secret, b"key " + name.encode(), hashlib.sha256)
-    return Keys(salt, unknown, unknown, ITERATIONS)
+    return PasswordKeys(salt, unknown, unknown, ITERATIONS)
 
 
 class ServerLogin:
@@ -70,7 +69,7 @@ class ServerLogin:
 
     __slots__ = ("_server", "user")
 
-    def __init__(self, keys_for: Callable[[str], Keys]) -> None:
+    def __init__(self, keys_for: Callable[[str], PasswordKeys]) -> None:
         import scramp
 
         # The user named in the first message, whose proof is still to come.
@@ -100,7 +99,7 @@ class ServerLogin:
             self._server.set_client_final(client_final)
             return str(self._server.get_server_final())
         except (scramp.ScramException, ValueError):
-            raise NotAuthenticated(WRONG) from None
+            raise NotAuthenticated(WRONG_CREDENTIALS) from None
 
 
 class ClientLogin:
@@ -114,7 +113,7 @@ class ClientLogin:
         try:
             self._client = scramp.ScramClient([_MECHANISM], user, password)
         except scramp.ScramException:
-            raise NotAuthenticated(WRONG) from None
+            raise NotAuthenticated(WRONG_CREDENTIALS) from None
 
     def first(self) -> str:
         return str(self._client.get_client_first())
@@ -141,3 +140,7 @@ class ClientLogin:
             raise NotAuthenticated(
                 "this node does not know the user's keys: is it the node that it claims to be?"
             ) from None
+
+
+# -- access --
+# Users, roles, permissions and SCRAM.

@@ -7,7 +7,7 @@ import enum
 from tidegate.core.errors import InternalError
 
 
-class State(enum.Enum):
+class MessageState(enum.Enum):
     """The state of a message."""
 
     ACCEPTED = "accepted"  # In memory, not yet on disk: no client may see it
@@ -18,7 +18,7 @@ class State(enum.Enum):
     DONE = "done"
 
 
-class Event(enum.Enum):
+class MessageEvent(enum.Enum):
     """What changes the state of a message."""
 
     STORED = "stored"
@@ -37,36 +37,42 @@ class Event(enum.Enum):
     PURGED = "purged"
 
 
-TRANSITIONS: dict[State, dict[Event, State]] = {
-    State.ACCEPTED: {Event.STORED: State.READY, Event.STORED_FOR_LATER: State.SCHEDULED},
-    State.READY: {
-        Event.DELIVERED: State.LEASED,
+TRANSITIONS: dict[MessageState, dict[MessageEvent, MessageState]] = {
+    MessageState.ACCEPTED: {
+        MessageEvent.STORED: MessageState.READY,
+        MessageEvent.STORED_FOR_LATER: MessageState.SCHEDULED,
+    },
+    MessageState.READY: {
+        MessageEvent.DELIVERED: MessageState.LEASED,
         # Acknowledged by its id, by a client that has read it without a lease.
-        Event.ACKED: State.DONE,
-        Event.PURGED: State.DONE,
-        Event.EXPIRED: State.DONE,
-        Event.GIVEN_UP: State.LEAVING,
+        MessageEvent.ACKED: MessageState.DONE,
+        MessageEvent.PURGED: MessageState.DONE,
+        MessageEvent.EXPIRED: MessageState.DONE,
+        MessageEvent.GIVEN_UP: MessageState.LEAVING,
     },
-    State.SCHEDULED: {
-        Event.DUE: State.READY,
-        Event.PURGED: State.DONE,
-        Event.EXPIRED: State.DONE,
-        Event.GIVEN_UP: State.LEAVING,
+    MessageState.SCHEDULED: {
+        MessageEvent.DUE: MessageState.READY,
+        MessageEvent.PURGED: MessageState.DONE,
+        MessageEvent.EXPIRED: MessageState.DONE,
+        MessageEvent.GIVEN_UP: MessageState.LEAVING,
     },
-    State.LEASED: {
-        Event.ACKED: State.DONE,
-        Event.RETURNED: State.READY,
-        Event.LEASE_EXPIRED: State.READY,
-        Event.CONSUMER_GONE: State.READY,
-        Event.PUT_OFF: State.SCHEDULED,
-        Event.GIVEN_UP: State.LEAVING,
+    MessageState.LEASED: {
+        MessageEvent.ACKED: MessageState.DONE,
+        MessageEvent.RETURNED: MessageState.READY,
+        MessageEvent.LEASE_EXPIRED: MessageState.READY,
+        MessageEvent.CONSUMER_GONE: MessageState.READY,
+        MessageEvent.PUT_OFF: MessageState.SCHEDULED,
+        MessageEvent.GIVEN_UP: MessageState.LEAVING,
     },
-    State.LEAVING: {Event.MOVED: State.DONE, Event.STAYED: State.READY},
-    State.DONE: {},
+    MessageState.LEAVING: {
+        MessageEvent.MOVED: MessageState.DONE,
+        MessageEvent.STAYED: MessageState.READY,
+    },
+    MessageState.DONE: {},
 }
 
 
-def after(state: State, event: Event) -> State:
+def next_state(state: MessageState, event: MessageEvent) -> MessageState:
     """Return the state that follows; any other event is a bug and raises `InternalError`."""
     try:
         return TRANSITIONS[state][event]
@@ -74,9 +80,13 @@ def after(state: State, event: Event) -> State:
         raise InternalError(f"a message that is {state.value} cannot be {event.value}") from None
 
 
-def diagram() -> str:
+def state_diagram() -> str:
     """Return the table as a Mermaid state diagram, for the docs."""
     lines = ["```mermaid", "stateDiagram-v2", "    [*] --> accepted: put"]
     for state, moves in TRANSITIONS.items():
         lines += [f"    {state.value} --> {to.value}: {event.value}" for event, to in moves.items()]
     return "\n".join([*lines, "    done --> [*]", "```"])
+
+
+# -- queueing --
+# One queue in memory: order, leases, groups, delays and expiry. Pure: no clock, no I/O.

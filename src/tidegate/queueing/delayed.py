@@ -6,23 +6,25 @@ always in memory.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from tidegate.core.segment import Segment
-from tidegate.queueing.expiry import Expiry
-from tidegate.queueing.lifecycle import Event
-from tidegate.queueing.residents import Residents
-from tidegate.queueing.schedule import Schedule
-from tidegate.queueing.span import Span
+from tidegate.queueing import MessageEvent
+from tidegate.queueing.spans import Span
+
+if TYPE_CHECKING:
+    from tidegate.queueing.queue import ExpiryTracker, InMemorySegments
 
 
-class Delayed:
+class DelayedMessages:
     """Two schedules, and the number of delayed messages that are in the store only."""
 
     __slots__ = ("_floor", "_residents", "in_store", "retrying", "scheduled")
 
-    def __init__(self, residents: Residents) -> None:
+    def __init__(self, residents: InMemorySegments) -> None:
         self._residents = residents
         # Put for later, by the wall clock; and to be retried, by the monotonic clock.
         self.scheduled = Schedule()
@@ -49,7 +51,7 @@ class Delayed:
     def put_off(self, span: Span, due: float) -> None:
         """Schedule a leased span that failed for a retry at a monotonic time."""
         span.segment.mark_attempted(span.low, span.high)
-        self.retrying.add(due, span.advance(Event.PUT_OFF))
+        self.retrying.add(due, span.advance(MessageEvent.PUT_OFF))
 
     def evict(self) -> tuple[float, int]:
         """Drop the later half of the scheduled messages from memory; the store has them.
@@ -87,7 +89,7 @@ class Delayed:
             self._note_left(span.segment)
         return due + self.retrying.take_due(now_monotonic)
 
-    def take_expired(self, expiry: Expiry, now: float) -> Iterator[Span]:
+    def take_expired(self, expiry: ExpiryTracker, now: float) -> Iterator[Span]:
         """Take the expired messages in memory, as spans of their own."""
         for schedule in (self.scheduled, self.retrying):
             if any(span.segment.expires_at is not None for span in schedule):
@@ -112,3 +114,46 @@ class Delayed:
         in_store, self.in_store = self.in_store, 0
         both = self.scheduled.take_all() + self.retrying.take_all()
         return [span for _, span in both], in_store
+
+
+# -- schedule --
+# Messages by the time at which they are due.
+
+
+NEVER = float("inf")
+
+
+class Schedule:
+    """Spans by due time, on the clock that the caller reads."""
+
+    __slots__ = ("_heap", "count")
+
+    def __init__(self) -> None:
+        # Ids break ties, so that messages due together come in order. A span is here only once.
+        self._heap: list[tuple[float, int, Span]] = []
+        self.count = 0
+
+    def add(self, due: float, span: Span) -> None:
+        heapq.heappush(self._heap, (due, span.first_id, span))
+        self.count += len(span)
+
+    @property
+    def next_due(self) -> float:
+        return self._heap[0][0] if self._heap else NEVER
+
+    def take_due(self, now: float) -> list[Span]:
+        """Take the spans that are due."""
+        due: list[Span] = []
+        while self._heap and self._heap[0][0] <= now:
+            span = heapq.heappop(self._heap)[2]
+            self.count -= len(span)
+            due.append(span)
+        return due
+
+    def take_all(self) -> list[tuple[float, Span]]:
+        """Take all spans with their due times, in order."""
+        heap, self._heap, self.count = self._heap, [], 0
+        return [(due, span) for due, _, span in sorted(heap, key=lambda entry: entry[:2])]
+
+    def __iter__(self) -> Iterator[Span]:
+        return (span for _, _, span in self._heap)

@@ -1,15 +1,14 @@
-"""Tenants: the ready messages of a lane, shared fairly among the tenants that put them.
+"""Decides from which lane the next message comes.
 
-This is start-time fair queueing with equal weights, in which every message costs one. The next
-message of a tenant has
+Unaddressed messages and those for one receiver are merged by id. Messages of one producer and one
+priority therefore stay in order. With ageing, priorities are merged by
 
-    start = max(virtual time, start of its previous message + 1)
+    arrival - ageing * priority
 
-The tenant with the lowest start is next. The virtual time is the start of the message that was
-taken last. Tenants with waiting messages therefore get equal shares. A tenant that was idle has
-saved nothing, and a tenant that puts messages singly does not overtake tenants with a backlog.
-Messages without a tenant are a tenant of their own. The messages of one tenant stay in order of
-their ids.
+A message's value never changes, so a low priority waits longer, but not forever.
+
+While a message that may come first is in the store only, no lane is next. A span is never cut for
+another lane, since no other message has an id within its segment.
 """
 
 from __future__ import annotations
@@ -17,12 +16,118 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from tidegate.core.id_ranges import Range
+from tidegate.core.model import IdRange
 from tidegate.core.segment import Segment
-from tidegate.queueing import row
-from tidegate.queueing.row import Row
-from tidegate.queueing.span import Span
+from tidegate.queueing import spans as spans_module
+from tidegate.queueing.spans import Row, Span
+
+if TYPE_CHECKING:
+    from tidegate.queueing.lanes import Lane
+    from tidegate.queueing.spilled import SpilledRanges
+
+
+def next_lane(
+    anyones: dict[int, Lane],
+    mine: dict[int, Lane],
+    tails: SpilledRanges,
+    client_id: int,
+    by_priority: bool,
+) -> Lane | None:
+    """Return the lane of the next message; None if there is none, or it is in the store only."""
+    best: Lane | None = None
+    best_id = 0
+    in_store = False
+    for lanes in (anyones, mine):
+        for lane in lanes.values():
+            waits = lane.tail_count > 0 and lane.waits_for_tail
+            if lane.stalled if waits else not lane.count:
+                continue
+            next_id = lane.tail_from if waits else lane.first.first_id
+            if (
+                best is None
+                or (by_priority and lane.priority > best.priority)
+                or (next_id < best_id and not (by_priority and lane.priority < best.priority))
+            ):
+                best, best_id, in_store = lane, next_id, waits
+            if by_priority:
+                break  # Priorities are kept from high to low
+    if best is None or in_store:
+        return None
+    if tails.addressed and _is_overtaken(best, best_id, tails, client_id, by_priority):
+        return None
+    return best
+
+
+def _is_overtaken(
+    best: Lane, best_id: int, tails: SpilledRanges, client_id: int, by_priority: bool
+) -> bool:
+    """Return whether an earlier message for the client may be in the store only."""
+    for tail, from_id in tails.unsearched(client_id):
+        if by_priority and tail.priority != best.priority:
+            if tail.priority > best.priority:
+                return True
+        elif from_id < best_id:
+            return True
+    return False
+
+
+def next_aged_lane(
+    anyones: dict[int, Lane],
+    mine: dict[int, Lane],
+    tails: SpilledRanges,
+    client_id: int,
+    ageing_s: float,
+) -> Lane | None:
+    """Return the lane of the next message, with ageing; otherwise as `next_lane`.
+
+    All messages of a segment arrived together, so they stay together.
+    """
+    best: Lane | None = None
+    best_rank = (0.0, 0)
+    in_store = False
+    for lane in (*anyones.values(), *mine.values()):
+        waits = lane.waits_for_tail
+        if waits and lane.stalled:
+            continue
+        if waits:
+            arrived_at, next_id = lane.tail_arrived_at, lane.tail_from
+        elif lane.count:
+            first = lane.first
+            arrived_at, next_id = first.segment.arrived_at, first.first_id
+        else:
+            continue
+        rank = (arrived_at - ageing_s * lane.priority, next_id)
+        if best is None or rank < best_rank:
+            best, best_rank, in_store = lane, rank, waits
+    if best is None or in_store:
+        return None
+    if not tails.addressed:
+        return best
+    for tail, from_id in tails.unsearched(client_id):
+        rank = (tail.tail_arrived_at - ageing_s * tail.priority, from_id)
+        # Within a lane ids decide, not arrival times.
+        is_same_lane = mine.get(tail.priority) is best
+        if rank[1] < best_rank[1] if is_same_lane else rank < best_rank:
+            return None
+    return best
+
+
+# -- tenants --
+# Tenants: the ready messages of a lane, shared fairly among the tenants that put them.
+#
+# This is start-time fair queueing with equal weights, in which every message costs one. The next
+# message of a tenant has
+#
+#     start = max(virtual time, start of its previous message + 1)
+#
+# The tenant with the lowest start is next. The virtual time is the start of the message that was
+# taken last. Tenants with waiting messages therefore get equal shares. A tenant that was idle has
+# saved nothing, and a tenant that puts messages singly does not overtake tenants with a backlog.
+# Messages without a tenant are a tenant of their own. The messages of one tenant stay in order of
+# their ids.
+
 
 # Idle tenants that are kept, in addition to as many as there are active ones.
 IDLE_MAX = 256
@@ -46,7 +151,7 @@ def carries_tenants(span: Span) -> bool:
     return any(_tenant_at(segment, offset) is not None for offset in range(span.low, span.high))
 
 
-def by_tenant(span: Span) -> Iterator[Span]:
+def split_by_tenant(span: Span) -> Iterator[Span]:
     """Split a span into pieces of one tenant each."""
     segment = span.segment
     if segment.attributes is None:
@@ -86,7 +191,7 @@ class Tenants:
 
     def insert(self, span: Span) -> None:
         """Add a span of any tenants, new or returned."""
-        for piece in by_tenant(span):
+        for piece in split_by_tenant(span):
             key = tenant_of(piece)
             tenant = self._tenants.get(key)
             if tenant is None:
@@ -94,7 +199,7 @@ class Tenants:
                 tenant = self._tenants[key] = Tenant()
             if not tenant.row:
                 tenant.start = max(tenant.start, self._virtual_time)
-            row.insert(tenant.row, piece)
+            spans_module.insert_span(tenant.row, piece)
             if not tenant.in_turns:
                 tenant.in_turns = True
                 heapq.heappush(self._turns, (tenant.start, piece.first_id, tenant))
@@ -163,13 +268,13 @@ class Tenants:
         """Take messages out of order; they count for their tenant's share all the same."""
         tenant = self._tenants[tenant_of(span)]
         tenant.start += high - low
-        return row.cut_out(tenant.row, span, low, high)
+        return spans_module.cut_out_range(tenant.row, span, low, high)
 
-    def take_between(self, ranges: list[Range]) -> list[Span]:
+    def take_between(self, ranges: list[IdRange]) -> list[Span]:
         """Take the messages with these ids; they count for their tenant's share all the same."""
         taken: list[Span] = []
         for tenant in self._tenants.values():
-            spans = row.take_between(tenant.row, ranges)
+            spans = spans_module.take_ranges(tenant.row, ranges)
             tenant.start += sum(map(len, spans))
             taken += spans
         return taken

@@ -7,28 +7,29 @@ lane. `MessageGroups` has the rules for the groups of one receiver.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from tidegate.core.replication import home_index
-from tidegate.queueing.expiry import Expiry
-from tidegate.queueing.groups import Groups, group_of
-from tidegate.queueing.lane import NO_ID, Lane
-from tidegate.queueing.lanes import Lanes
-from tidegate.queueing.lifecycle import State
-from tidegate.queueing.receiver import ANYONE, receiver_of
-from tidegate.queueing.span import Span
-from tidegate.queueing.tails import Tails
+from tidegate.core.topology import assignment_slot
+from tidegate.queueing import MessageState
+from tidegate.queueing.lanes import NO_ID, MessageGroups, group_of
+from tidegate.queueing.spans import ANYONE, Span, receiver_of
+
+if TYPE_CHECKING:
+    from tidegate.queueing.lanes import Lane, Lanes
+    from tidegate.queueing.queue import ExpiryTracker
+    from tidegate.queueing.spilled import SpilledRanges
 
 
-class Turnstile:
+class GroupGate:
     """The messages that wait for an earlier one of their group."""
 
     __slots__ = ("_frozen_homes", "_lanes", "_tails", "_until", "by_receiver", "freed")
 
-    def __init__(self, lanes: Lanes, tails: Tails) -> None:
+    def __init__(self, lanes: Lanes, tails: SpilledRanges) -> None:
         self._lanes = lanes
         self._tails = tails
         # Receiver (or ANYONE) -> groups. The same name is a different group for another receiver.
-        self.by_receiver: dict[int, Groups] = {}
+        self.by_receiver: dict[int, MessageGroups] = {}
         # Assignment slots whose messages are about to move: none of them may be delivered before.
         self._frozen_homes: set[int] = set()
         # Only messages below this id come out: earlier ones are being transferred here.
@@ -49,7 +50,7 @@ class Turnstile:
             group = group_of(segment, offset)
             if group is None:
                 continue
-            if self._is_out(receiver, group, Span(segment, offset, offset + 1, State.READY)):
+            if self._is_out(receiver, group, Span(segment, offset, offset + 1, MessageState.READY)):
                 continue
             if low < offset:
                 yield Span(segment, low, offset, span.state)
@@ -65,7 +66,7 @@ class Turnstile:
         if groups is None:
             # Only unaddressed messages can be frozen: no other client takes addressed ones.
             is_anyones = receiver == ANYONE
-            groups = Groups(self._is_frozen) if is_anyones else Groups()
+            groups = MessageGroups(self._is_frozen) if is_anyones else MessageGroups()
             self.by_receiver[receiver] = groups
         newer = groups.newer_out(group, span.first_id)
         # An older message came late. If no client has had the newer one yet, that steps back.
@@ -139,7 +140,7 @@ class Turnstile:
             self._let_out(ANYONE, span)
 
     def _is_frozen(self, group: str) -> bool:
-        return bool(self._frozen_homes) and home_index(group) in self._frozen_homes
+        return bool(self._frozen_homes) and assignment_slot(group) in self._frozen_homes
 
     # Waiting messages
 
@@ -152,7 +153,7 @@ class Turnstile:
         self.by_receiver[receiver].remove(span)
         self._lanes.hold(receiver, span, -1)
 
-    def take_expired(self, expiry: Expiry, now: float) -> Iterator[Span]:
+    def take_expired(self, expiry: ExpiryTracker, now: float) -> Iterator[Span]:
         """Take the expired ones of the messages that are kept aside."""
         for receiver in self.by_receiver:
             for span in self.waiting(receiver):

@@ -1,25 +1,38 @@
-"""A lane: ready messages of one priority, in the order of their ids.
+"""The lanes of a queue: ready messages in memory, by receiver and priority.
 
-The head of a lane is in memory. If memory is short, the rest is a tail that is in the store only.
-New segments then join the tail, and the tail is read back from its front, so the order never
-changes. Returned messages go back to their place in the head.
-
-While a lane contains messages of tenants, its head is shared among them: see `Tenants`. A lane
-without tenants does no work for single messages.
+Unaddressed messages are in one lane per priority. Messages for a receiver are in lanes of that
+receiver, which no other client sees.
 """
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from tidegate.core.id_ranges import Range
+from tidegate.core.model import IdRange
 from tidegate.core.segment import Segment
-from tidegate.queueing import row
-from tidegate.queueing.groups import has_groups
-from tidegate.queueing.row import Row
-from tidegate.queueing.span import Span
-from tidegate.queueing.tenants import Tenants, carries_tenants
+from tidegate.queueing import MessageState
+from tidegate.queueing import spans as spans_module
+from tidegate.queueing.fairness import Tenants, carries_tenants
+from tidegate.queueing.spans import ANYONE, Row, Span
+
+if TYPE_CHECKING:
+    from tidegate.queueing.queue import ExpiryTracker
+
+
+# -- lane --
+# A lane: ready messages of one priority, in the order of their ids.
+#
+# The head of a lane is in memory. If memory is short, the rest is a tail that is in the store only.
+# New segments then join the tail, and the tail is read back from its front, so the order never
+# changes. Returned messages go back to their place in the head.
+#
+# While a lane contains messages of tenants, its head is shared among them: see `Tenants`. A lane
+# without tenants does no work for single messages.
+
 
 # Above all ids.
 NO_ID = 1 << 62
@@ -106,7 +119,7 @@ class Lane:
         if tenants is not None:
             tenants.insert(span)
         elif self.ready:
-            row.insert(self.ready, span)
+            spans_module.insert_span(self.ready, span)
         else:
             self.ready.append(span)
 
@@ -139,13 +152,13 @@ class Lane:
     def remove(self, span: Span, low: int, high: int) -> Span:
         """Take offsets `low` to `high - 1` out of a ready span."""
         if self.tenants is None:
-            return self._without(row.cut_out(self.ready, span, low, high))
+            return self._without(spans_module.cut_out_range(self.ready, span, low, high))
         return self._without(self.tenants.cut_out(span, low, high))
 
-    def take_between(self, ranges: list[Range]) -> list[Span]:
+    def take_between(self, ranges: list[IdRange]) -> list[Span]:
         """Take the messages with these ids; the ranges are in order and do not touch."""
         if self.tenants is None:
-            taken = row.take_between(self.ready, ranges)
+            taken = spans_module.take_ranges(self.ready, ranges)
         else:
             taken = self.tenants.take_between(ranges)
         return [self._without(span) for span in taken]
@@ -153,7 +166,7 @@ class Lane:
     def find(self, span: Span) -> Span | None:
         """Return the ready span that holds the first message of `span`; None if there is none."""
         ready = self.ready if self.tenants is None else self.tenants.row_of(span)
-        return row.find(ready, span.first_id)
+        return spans_module.find_span(ready, span.first_id)
 
     def withdraw(self, span: Span) -> bool:
         """Take a span out, wherever it is; False if it is not in the lane."""
@@ -251,3 +264,293 @@ class Lane:
         self.tail_groups_from = NO_ID
         self.pulled.clear()
         return count
+
+
+NO_LANES: dict[int, Lane] = {}
+
+
+class Lanes:
+    """All lanes of a queue, and the number of messages in them."""
+
+    __slots__ = ("anyones", "by_receiver", "head_count", "held_count")
+
+    def __init__(self) -> None:
+        # Receiver (or ANYONE) -> priority -> lane, with priorities from high to low.
+        self.anyones: dict[int, Lane] = {}
+        self.by_receiver = {ANYONE: self.anyones}
+        # Messages that may be taken, and messages that wait for an earlier one of their group.
+        self.head_count = 0
+        self.held_count = 0
+
+    def __iter__(self) -> Iterator[Lane]:
+        for lanes in self.by_receiver.values():
+            yield from lanes.values()
+
+    def lane(self, receiver: int, priority: int) -> Lane:
+        lanes = self.by_receiver.get(receiver)
+        if lanes is None:
+            lanes = self.by_receiver[receiver] = {}
+        lane = lanes.get(priority)
+        if lane is None:
+            lane = lanes[priority] = Lane(priority)
+            if len(lanes) > 1:
+                in_order = sorted(lanes.items(), reverse=True)
+                lanes.clear()
+                lanes.update(in_order)
+        return lane
+
+    def seen_by(self, client_id: int) -> Iterator[Lane]:
+        """Yield the lanes from which a client may have messages."""
+        yield from self.anyones.values()
+        if client_id != ANYONE:
+            yield from self.by_receiver.get(client_id, NO_LANES).values()
+
+    # Adding and taking
+
+    def insert(self, receiver: int, span: Span) -> None:
+        self.head_count += span.high - span.low
+        self.lane(receiver, span.segment.priority).insert(span)
+
+    def cut_out(self, lane: Lane, span: Span, low: int, high: int) -> Span:
+        """Take offsets `low` to `high - 1` out of a span of `lane`."""
+        self.head_count -= high - low
+        return lane.remove(span, low, high)
+
+    def take_expired(self, expiry: ExpiryTracker, now: float) -> Iterator[Span]:
+        """Take expired messages, as spans of their own."""
+        for lane in self:
+            for span in list(lane.spans()):
+                for low, high in expiry.ranges(span, now):
+                    # Earlier cuts may have split the span: find the piece that holds the range.
+                    piece = lane.find(Span(span.segment, low, high, span.state))
+                    assert piece is not None
+                    yield self.cut_out(lane, piece, low, high)
+
+    def withdraw(self, receiver: int, span: Span) -> bool:
+        """Take a span out, wherever it is; False if it is in no lane."""
+        if not self.lane(receiver, span.segment.priority).withdraw(span):
+            return False
+        self.head_count -= span.high - span.low
+        return True
+
+    def take_between(self, ranges: list[IdRange]) -> list[Span]:
+        """Take the unaddressed messages with these ids.
+
+        The ranges are in order and do not touch.
+        """
+        taken = [span for lane in self.anyones.values() for span in lane.take_between(ranges)]
+        self.head_count -= sum(map(len, taken))
+        return taken
+
+    def take_addressed(self, count: int) -> list[Span]:
+        """Take up to `count` addressed messages, the oldest ones in memory."""
+        addressed = [
+            lane
+            for receiver, lanes in self.by_receiver.items()
+            if receiver != ANYONE
+            for lane in lanes.values()
+            if lane.count
+        ]
+        if not addressed:
+            return []
+        span = min(addressed, key=lambda lane: lane.first.first_id).take(count)
+        self.head_count -= len(span)
+        return [span]
+
+    def take_all(self) -> list[Span]:
+        taken: list[Span] = []
+        for lane in self:
+            while lane.count:
+                taken.append(lane.take(lane.count))
+        self.head_count -= sum(map(len, taken))
+        return taken
+
+    def hold(self, receiver: int, span: Span, count: int) -> None:
+        """Count a message that waits for its group; with `count` -1, count it no longer."""
+        lane = self.lane(receiver, span.segment.priority)
+        self.held_count += count
+        lane.held_count += count
+        lane.held_bytes += count * span.payload_bytes
+
+    # Reading
+
+    def has_for(self, client_id: int) -> bool:
+        """Return whether a message in these lanes or their tails waits for the client."""
+        return any(map(len, self.seen_by(client_id)))
+
+    def has_addressed_to(self, client_id: int) -> bool:
+        """Return whether a message in memory is addressed to this client."""
+        mine = self.by_receiver.get(client_id, NO_LANES)
+        return any(lane.count for lane in mine.values())
+
+    @property
+    def payload_bytes(self) -> int:
+        """The payload bytes of all messages in memory that are ready or wait for their group."""
+        return sum(lane.head_bytes + lane.held_bytes for lane in self)
+
+
+# -- groups --
+# Message groups: one message of a group is out at a time, in order of their ids.
+#
+# A message is out from when it enters its lane until it is done. While it is leased, returned or
+# put
+# off, no other message of its group comes out. Later ones are kept aside here. They block no other
+# message, and `Queue.take` needs to know nothing of groups: every message in a lane may be taken.
+#
+# From a frozen group, which is about to move to another queue, no more messages come out.
+#
+# Part of the queue may be in the store only. A message whose group may have an older message there
+# is
+# kept aside too, until everything up to it is in memory. The horizon is the id below which that is
+# so.
+
+
+def group_of(segment: Segment, offset: int) -> str | None:
+    attributes = segment.attributes
+    mine = None if attributes is None else attributes[offset]
+    return None if mine is None else mine.group
+
+
+def has_groups(segment: Segment) -> bool:
+    attributes = segment.attributes
+    return attributes is not None and any(
+        mine is not None and mine.group is not None for mine in attributes
+    )
+
+
+class MessageGroups:
+    """The groups of one receiver. All spans here are of one message."""
+
+    __slots__ = ("_beyond", "_is_frozen", "_out", "_waiting")
+
+    def __init__(self, is_frozen: Callable[[str], bool] = lambda group: False) -> None:
+        self._is_frozen = is_frozen
+        # Group -> the message that is out: its segment and its offset there.
+        self._out: dict[str, tuple[Segment, int]] = {}
+        self._waiting: dict[str, Row] = {}
+        # Groups with none out, since their first message is beyond the horizon: a heap by its id.
+        # Outdated entries are skipped.
+        self._beyond: list[tuple[int, str]] = []
+
+    @property
+    def has_any_out(self) -> bool:
+        return bool(self._out)
+
+    def newer_out(self, group: str, first_id: int) -> Span | None:
+        """Return the message of the group that is out if its id is above `first_id`, else None."""
+        out = self._out.get(group)
+        if out is None or out[0].first_id + out[1] <= first_id:
+            return None
+        return Span(out[0], out[1], out[1] + 1, MessageState.READY)
+
+    def enter(self, group: str, span: Span, horizon: int) -> bool:
+        """Add a new or returned message; return whether it is out. Otherwise it waits here."""
+        first_id = span.first_id
+        out = self._out.get(group)
+        if out is not None:
+            if out[0].first_id + out[1] == first_id:
+                return True
+            self._wait(group, span)
+            return False
+        waiting = self._waiting.get(group)
+        is_first = waiting is None or first_id < waiting[0].first_id
+        if is_first and first_id < horizon and not self._is_frozen(group):
+            self._out[group] = (span.segment, span.low)
+            return True
+        self._wait(group, span)
+        if is_first:
+            heapq.heappush(self._beyond, (first_id, group))
+        return False
+
+    def _wait(self, group: str, span: Span) -> None:
+        waiting = self._waiting.get(group)
+        if waiting is None:
+            waiting = self._waiting[group] = deque()
+        if not waiting or waiting[-1].first_id < span.first_id:
+            # Not merged with adjacent messages, since they leave one by one.
+            waiting.append(span)
+        else:
+            at = bisect(waiting, span.first_id, key=lambda other: other.first_id)
+            waiting.insert(at, span)
+
+    def step_back(self, group: str) -> Span:
+        """Make the message that is out, and not leased, wait behind a late, older one."""
+        segment, offset = self._out.pop(group)
+        span = Span(segment, offset, offset + 1, MessageState.READY)
+        self._wait(group, span)
+        return span
+
+    def leave(self, group: str, first_id: int, horizon: int) -> Span | None:
+        """Note that a message is done; return the next one of its group, which is out now."""
+        out = self._out.get(group)
+        if out is None or out[0].first_id + out[1] != first_id:
+            return None
+        del self._out[group]
+        return self.next_out(group, horizon)
+
+    def next_out(self, group: str, horizon: int) -> Span | None:
+        """Let the first waiting message of the group out and return it; None if there is none."""
+        waiting = self._waiting.get(group)
+        if waiting is None or self._is_frozen(group):
+            return None
+        span = waiting[0]
+        if span.first_id >= horizon:
+            heapq.heappush(self._beyond, (span.first_id, group))
+            return None
+        self._remove(group, waiting, span)
+        self._out[group] = (span.segment, span.low)
+        return span
+
+    def _remove(self, group: str, waiting: Row, span: Span) -> None:
+        waiting.remove(span)
+        if not waiting:
+            del self._waiting[group]
+
+    def reach(self, horizon: int) -> Iterator[Span]:
+        """Yield the messages that a higher horizon lets out."""
+        while self._beyond and self._beyond[0][0] < horizon:
+            _, group = heapq.heappop(self._beyond)
+            if group not in self._out:
+                span = self.next_out(group, horizon)
+                if span is not None:
+                    yield span
+
+    # Freezing
+
+    def frozen_out(self) -> list[tuple[str, Span]]:
+        """Return the messages of frozen groups that are out."""
+        return [
+            (group, Span(segment, offset, offset + 1, MessageState.READY))
+            for group, (segment, offset) in self._out.items()
+            if self._is_frozen(group)
+        ]
+
+    def thawed(self, horizon: int) -> Iterator[Span]:
+        """Yield the messages that come out after other groups were frozen than before."""
+        for group in [group for group in self._waiting if group not in self._out]:
+            span = self.next_out(group, horizon)
+            if span is not None:
+                yield span
+
+    # Waiting messages
+
+    def remove(self, span: Span) -> None:
+        """Remove a message that waits here."""
+        group = group_of(span.segment, span.low)
+        assert group is not None
+        self._remove(group, self._waiting[group], span)
+
+    def __iter__(self) -> Iterator[Span]:
+        return (span for waiting in self._waiting.values() for span in waiting)
+
+    @property
+    def oldest(self) -> Span | None:
+        firsts = (waiting[0] for waiting in self._waiting.values())
+        return min(firsts, key=lambda span: span.first_id, default=None)
+
+    def clear(self) -> list[Span]:
+        """Remove and return all waiting messages."""
+        waiting = list(self)
+        self._waiting.clear()
+        self._beyond.clear()
+        return waiting

@@ -11,8 +11,8 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from operator import attrgetter
 
-from tidegate.queueing.lifecycle import Event
-from tidegate.queueing.span import Span
+from tidegate.queueing import MessageEvent
+from tidegate.queueing.spans import Span
 
 _tag = attrgetter("tag")
 
@@ -47,7 +47,7 @@ class LeaseBook:
 
     def grant(self, span: Span, now: float, lease_s: float) -> Lease:
         """Lease a span until `now + lease_s`."""
-        span.advance(Event.DELIVERED)
+        span.advance(MessageEvent.DELIVERED)
         lease = Lease(self._next_tag, span, now, now + lease_s)
         self._next_tag += len(span)
         self.outstanding += len(span)

@@ -41,27 +41,27 @@ every segment is in the store. If the queue moves to another node, the object is
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby, islice
 
-from tidegate.core.budget import Budget
-from tidegate.core.model import Order
-from tidegate.core.segment import Segment
-from tidegate.queueing.contents import Contents
-from tidegate.queueing.delayed import Delayed
-from tidegate.queueing.expiry import Expiry
-from tidegate.queueing.lane import Lane
-from tidegate.queueing.lanes import NO_LANES, Lanes
-from tidegate.queueing.lifecycle import Event, State
-from tidegate.queueing.match import Match
-from tidegate.queueing.rank import NOTHING, Rank
-from tidegate.queueing.receiver import ANYONE, by_receiver, receiver_of
-from tidegate.queueing.residents import Residents
-from tidegate.queueing.row import span_first_id
-from tidegate.queueing.schedule import NEVER
-from tidegate.queueing.span import Span
-from tidegate.queueing.tails import Tails
-from tidegate.queueing.turn import next_aged_lane, next_lane
-from tidegate.queueing.turnstile import Turnstile
+from tidegate.core.model import IdRange, Order, contains_id
+from tidegate.core.segment import Budget, Segment
+from tidegate.queueing import MessageEvent, MessageState
+from tidegate.queueing.delayed import NEVER, DelayedMessages
+from tidegate.queueing.fairness import next_aged_lane, next_lane
+from tidegate.queueing.groups import GroupGate
+from tidegate.queueing.lanes import NO_ID, NO_LANES, Lane, Lanes, has_groups
+from tidegate.queueing.spans import (
+    ANYONE,
+    BEFORE_ALL,
+    Rank,
+    Span,
+    receiver_of,
+    span_first_id,
+    spans_between,
+    split_by_receiver,
+)
+from tidegate.queueing.spilled import SpilledRanges
 
 
 class Queue:
@@ -71,12 +71,12 @@ class Queue:
 
     def __init__(self, budget: Budget) -> None:
         self.lanes = Lanes()
-        self.tails = Tails(self.lanes)
-        self.turnstile = Turnstile(self.lanes, self.tails)
-        self.contents = Contents(self.lanes, self.turnstile)
-        self.residents = Residents(budget)
-        self.delayed = Delayed(self.residents)
-        self.expiry = Expiry()
+        self.tails = SpilledRanges(self.lanes)
+        self.turnstile = GroupGate(self.lanes, self.tails)
+        self.contents = MessagesById(self.lanes, self.turnstile)
+        self.residents = InMemorySegments(budget)
+        self.delayed = DelayedMessages(self.residents)
+        self.expiry = ExpiryTracker()
 
     def __len__(self) -> int:
         lanes = self.lanes
@@ -120,7 +120,7 @@ class Queue:
         self.expiry.begin(segment)
         for low, high in segment.open_ranges():
             if segment.retry_at is None:
-                self._enter(Span(segment, low, high, State.READY))
+                self._enter(Span(segment, low, high, MessageState.READY))
             else:
                 for span in self._ready_now(segment, low, high):
                     self._enter(span)
@@ -131,14 +131,14 @@ class Queue:
         for offset in sorted(retry_at):
             if low <= offset < high:
                 if offset > low:
-                    yield Span(segment, low, offset, State.READY)
-                later = Span(segment, offset, offset + 1, State.SCHEDULED)
+                    yield Span(segment, low, offset, MessageState.READY)
+                later = Span(segment, offset, offset + 1, MessageState.SCHEDULED)
                 # A scheduled message keeps its group waiting, unless it waits for its group itself.
                 if any(self.turnstile.in_turn(receiver_of(segment, offset), later)):
                     self.delayed.scheduled.add(retry_at[offset], later)
                 low = offset + 1
         if low < high:
-            yield Span(segment, low, high, State.READY)
+            yield Span(segment, low, high, MessageState.READY)
 
     def _enter(self, span: Span) -> None:
         """Put a ready span into its lanes, except messages that wait for their group."""
@@ -146,28 +146,28 @@ class Queue:
         if segment.attributes is None and segment.receivers is None:
             self.lanes.insert(ANYONE, span)
             return
-        for receiver, piece in by_receiver(span):
+        for receiver, piece in split_by_receiver(span):
             if segment.attributes is None:
                 self.lanes.insert(receiver, piece)
             else:
                 for run in self.turnstile.in_turn(receiver, piece):
                     self.lanes.insert(receiver, run)
 
-    def put_back(self, spans: list[Span], event: Event) -> None:
+    def put_back(self, spans: list[Span], event: MessageEvent) -> None:
         """Return leased messages to their old place."""
         # Newest first: each span is then older than the head, and its place is found at once.
         for span in sorted(spans, key=span_first_id, reverse=True):
             self.expiry.resume(span.segment)
             span.advance(event)
             span.segment.mark_attempted(span.low, span.high)
-            for receiver, piece in by_receiver(span):
+            for receiver, piece in split_by_receiver(span):
                 self.lanes.insert(receiver, piece)
 
     def stay(self, spans: list[Span]) -> None:
         """Return messages to their old place that were to leave for another queue."""
         for span in spans:
             self.expiry.resume(span.segment)
-            self._enter(span.advance(Event.STAYED))
+            self._enter(span.advance(MessageEvent.STAYED))
 
     # The store
 
@@ -196,7 +196,7 @@ class Queue:
         for low, high in segment.open_ranges():
             # A message that has failed waits for its retry, not for the due time of the segment.
             for span in self._ready_now(segment, low, high):
-                later = Span(segment, span.low, span.high, State.SCHEDULED)
+                later = Span(segment, span.low, span.high, MessageState.SCHEDULED)
                 self.delayed.scheduled.add(segment.due_at, later)
 
     def put_off(self, spans: list[Span], due: float) -> None:
@@ -211,7 +211,7 @@ class Queue:
         # Counted first: a span that enters a lane may be merged with its neighbours.
         count = sum(map(len, due))
         for span in due:
-            self._enter(span.advance(Event.DUE))
+            self._enter(span.advance(MessageEvent.DUE))
         return count
 
     # Taking
@@ -252,7 +252,7 @@ class Queue:
         return taken
 
     def take_match(
-        self, match: Match, client_id: int, order: Order, horizon: Rank = NOTHING
+        self, match: MessageSelector, client_id: int, order: Order, horizon: Rank = BEFORE_ALL
     ) -> Span | None:
         """Take the first message in memory that matches; None if there is none.
 
@@ -306,7 +306,7 @@ class Queue:
 
     # Settling
 
-    def done(self, span: Span, event: Event = Event.ACKED) -> bool:
+    def done(self, span: Span, event: MessageEvent = MessageEvent.ACKED) -> bool:
         """Settle a span; return whether its whole segment is done."""
         segment = span.segment
         span.advance(event)
@@ -325,5 +325,280 @@ class Queue:
         delayed, in_store = self.delayed.take_all()
         dropped = [*self.turnstile.take_all(), *self.lanes.take_all(), *delayed]
         for span in dropped:
-            self.done(span, Event.PURGED)
+            self.done(span, MessageEvent.PURGED)
         return dropped, sum(map(len, dropped)) + in_store + self.tails.clear()
+
+
+# -- contents --
+# Access to the messages in memory by their ids, whether ready or waiting for their group.
+
+
+# Spans that one call examines before the event loop runs; some milliseconds.
+_SPANS_PER_TURN = 5000
+
+
+class MessagesById:
+    """Browses messages without moving them, and takes them out regardless of their order."""
+
+    __slots__ = ("_lanes", "_turnstile")
+
+    def __init__(self, lanes: Lanes, turnstile: GroupGate) -> None:
+        self._lanes = lanes
+        self._turnstile = turnstile
+
+    # Reading
+
+    def oldest(self) -> Segment | None:
+        """Return the oldest segment in memory with a ready message; None if there is none."""
+        heads = [lane.oldest for lane in self._lanes if lane.count]
+        all_groups = self._turnstile.by_receiver.values()
+        heads += [span for groups in all_groups if (span := groups.oldest) is not None]
+        return min(heads, key=span_first_id).segment if heads else None
+
+    def browse(
+        self,
+        limit: int,
+        first_id: int = 0,
+        last_id: int = NO_ID,
+        *,
+        for_anyone: bool = False,
+        spans_max: int | None = None,
+    ) -> list[Span]:
+        """Return up to `limit` ready messages with these ids, in order, without moving them."""
+        seen: list[Span] = []
+        if first_id > last_id:
+            return seen
+        # Only as many spans as needed are examined, however many messages wait.
+        for span in islice(self._between(first_id, last_id, for_anyone), spans_max):
+            if limit <= 0:
+                break
+            low, high = span.offsets_between(first_id, last_id)
+            high = min(high, low + limit)
+            seen.append(Span(span.segment, low, high, span.state))
+            limit -= high - low
+        return seen
+
+    def segments(self) -> Iterator[Segment]:
+        """Yield the segments with messages that are ready or wait for their group, in order."""
+        for segment, _ in groupby(self._between(0, NO_ID, False), key=lambda span: span.segment):
+            yield segment
+
+    def _between(self, first_id: int, last_id: int, for_anyone: bool) -> Iterator[Span]:
+        """Yield the spans that hold these ids, in order."""
+        receivers = [ANYONE] if for_anyone else list(self._lanes.by_receiver)
+        rows: list[Iterable[Span]] = [
+            spans_between(row, first_id, last_id)
+            for each in receivers
+            for lane in self._lanes.by_receiver[each].values()
+            for row in lane.rows()
+        ]
+        rows += [
+            sorted(
+                (span for span in groups if first_id <= span.first_id <= last_id), key=span_first_id
+            )
+            for each, groups in self._turnstile.by_receiver.items()
+            if each in receivers
+        ]
+        return heapq.merge(*rows, key=span_first_id)
+
+    # Taking
+
+    def take_between(self, ranges: list[IdRange]) -> list[Span]:
+        """Take the unaddressed messages with these ids.
+
+        The ranges are in order and do not touch.
+        """
+        if not ranges:
+            return []
+        waiting = self._turnstile.waiting(ANYONE)
+        taken = [span for span in waiting if contains_id(ranges, span.first_id)]
+        for span in taken:
+            self._turnstile.remove(ANYONE, span)
+        return taken + self._lanes.take_between(ranges)
+
+    def take_segments(
+        self, is_wanted: Callable[[Segment, bool], bool], count: int, bytes_max: int, ids_max: int
+    ) -> list[list[Span]]:
+        """Take whole segments that are wanted, oldest first. Whole: all open messages are ready.
+
+        `is_wanted` is asked about every segment in order, with whether it is whole. Returns the
+        spans of each taken segment. The last one may exceed `count` and `bytes_max`. The segments
+        together have at most `ids_max` messages, where done messages count too.
+        """
+        chosen: list[list[Span]] = []
+        looked_at = islice(self._between(0, NO_ID, False), _SPANS_PER_TURN)
+        for segment, pieces in groupby(looked_at, key=lambda span: span.segment):
+            spans = list(pieces)
+            is_whole = sum(map(len, spans)) == segment.open
+            if not is_wanted(segment, is_whole) or not is_whole:
+                continue
+            if segment.count > ids_max:
+                break
+            ids_max -= segment.count
+            count -= segment.open
+            bytes_max -= segment.payload_bytes
+            chosen.append(spans)
+            if count <= 0 or bytes_max <= 0:
+                break
+        for spans in chosen:
+            for span in spans:
+                self._withdraw(span)
+        return chosen
+
+    def _withdraw(self, span: Span) -> None:
+        """Take a ready span out of its lane or out of the group gate."""
+        receiver = receiver_of(span.segment, span.low)
+        lane = self._lanes.lane(receiver, span.segment.priority)
+        if lane.find(span) is span:
+            self._lanes.cut_out(lane, span, span.low, span.high)
+        else:
+            self._turnstile.remove(receiver, span)
+
+
+# -- residents --
+# What the segments of a queue in memory cost.
+
+
+class InMemorySegments:
+    """Counts the memory of one queue's open segments, which is part of the node's budget."""
+
+    __slots__ = ("_budget", "cost_bytes", "has_homed")
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.cost_bytes = 0
+        # Whether any segment since the last time there was none had groups or receivers.
+        self.has_homed = False
+
+    def add(self, segment: Segment) -> None:
+        cost_bytes = segment.cost_bytes
+        self.cost_bytes += cost_bytes
+        self._budget.used_bytes += cost_bytes
+        if segment.receivers is not None or (
+            segment.attributes is not None and has_groups(segment)
+        ):
+            self.has_homed = True
+
+    def remove(self, segment: Segment) -> None:
+        cost_bytes = segment.cost_bytes
+        self.cost_bytes -= cost_bytes
+        self._budget.used_bytes -= cost_bytes
+        if not self.cost_bytes:
+            self.has_homed = False
+
+    def clear(self) -> None:
+        """Return all memory to the node's budget."""
+        self._budget.used_bytes -= self.cost_bytes
+        self.cost_bytes = 0
+        self.has_homed = False
+
+
+# -- expiry --
+# Expiry of messages, by their own time to live or by the policy of their queue.
+
+
+class ExpiryTracker:
+    """Notes when the next message may expire, so that no scan runs before."""
+
+    __slots__ = ("next_at", "ttl_s")
+
+    def __init__(self) -> None:
+        # When the first message in memory may expire.
+        self.next_at = NEVER
+        # Time to live of messages that have none of their own; None: unlimited.
+        self.ttl_s: float | None = None
+
+    def begin(self, segment: Segment) -> None:
+        """Note the expiry of a segment that enters memory."""
+        if self.ttl_s is not None:
+            segment.expire_by_policy(self.ttl_s)
+        if segment.expires_at is not None:
+            self.next_at = min(self.next_at, segment.expires_at)
+
+    def resume(self, segment: Segment) -> None:
+        """Note the expiry of messages that are returned; leased ones are not scanned."""
+        if segment.expires_at is not None:
+            self.next_at = min(self.next_at, segment.expires_at)
+
+    def ranges(self, span: Span, now: float) -> list[tuple[int, int]]:
+        """Return the expired offsets of a span, and note the next expiry of the others."""
+        segment = span.segment
+        if segment.expires_at is None:
+            return []
+        if segment.expires_at > now:
+            self.next_at = min(self.next_at, segment.expires_at)
+            return []
+        ranges: list[tuple[int, int]] = []
+        for offset in range(span.low, span.high):
+            expires_at = segment.expiry(offset)
+            if expires_at is None:
+                continue
+            if expires_at > now:
+                self.next_at = min(self.next_at, expires_at)
+            elif ranges and ranges[-1][1] == offset:
+                ranges[-1] = (ranges[-1][0], offset + 1)
+            else:
+                ranges.append((offset, offset + 1))
+        return ranges
+
+
+# -- match --
+# Selection of messages by sender or context.
+
+
+# A message by its rank, and its position: lane, span and offset.
+FoundMessage = tuple[Rank, Lane, Span, int]
+
+
+class MessageSelector:
+    """Selects messages by a sender, a context, or both."""
+
+    __slots__ = ("asker", "context", "sender")
+
+    def __init__(
+        self,
+        sender: int | None = None,
+        context: int | None = None,
+        asker: int | None = None,
+    ) -> None:
+        self.sender = sender
+        self.context = context
+        # The client that waits for a reply. Its own request has the same context and is no reply.
+        self.asker = asker
+
+    def find(self, span: Span) -> int | None:
+        """Return the offset of the first matching message of the span; None if there is none."""
+        segment = span.segment
+        # Whole columns are searched in C first, since that is fast.
+        if self.sender is not None and self.sender not in segment.senders:
+            return None
+        if self.context is not None and self.context not in (segment.contexts or ()):
+            return None
+        for offset in range(span.low, span.high):
+            if self.sender is not None and segment.sender(offset) != self.sender:
+                continue
+            if self.context is not None and segment.context(offset) != self.context:
+                continue
+            if (
+                self.asker is not None
+                and segment.receivers is None
+                and segment.sender(offset) == self.asker
+            ):
+                continue
+            return offset
+        return None
+
+    def first(self, lanes: Iterable[Lane], order: Order) -> FoundMessage | None:
+        """Return the first match in these lanes, in order; None if there is none."""
+        best: FoundMessage | None = None
+        for lane in lanes:
+            for span in lane.spans():
+                offset = self.find(span)
+                if offset is None:
+                    continue
+                message_id = span.segment.first_id + offset
+                rank = (-lane.priority if order is Order.PRIORITY else 0, message_id)
+                if best is None or rank < best[0]:
+                    best = (rank, lane, span, offset)
+                break
+        return best

@@ -1,4 +1,8 @@
-"""A row: spans in order of their ids. Returned messages go back to their place."""
+"""A span: adjacent messages of one segment in the same state.
+
+Spans are the unit in which a queue works. Ten thousand fresh messages are a handful of spans; only
+messages that are returned one by one are handled one by one.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,76 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 
-from tidegate.core.id_ranges import Range
-from tidegate.queueing.span import Span
+from tidegate.core.model import IdRange
+from tidegate.core.segment import Segment
+from tidegate.queueing import MessageEvent, MessageState, next_state
+
+
+class Span:
+    """Messages `low` to `high - 1` of a segment."""
+
+    __slots__ = ("high", "low", "segment", "state")
+
+    def __init__(self, segment: Segment, low: int, high: int, state: MessageState) -> None:
+        self.segment = segment
+        self.low = low
+        self.high = high
+        self.state = state
+
+    def __len__(self) -> int:
+        return self.high - self.low
+
+    def __repr__(self) -> str:
+        return f"Span({self.first_id}+{len(self)}, {self.state.value})"
+
+    @property
+    def first_id(self) -> int:
+        return self.segment.first_id + self.low
+
+    @property
+    def payload_bytes(self) -> int:
+        return len(self.segment.body(self.low, self.high))
+
+    def advance(self, event: MessageEvent) -> Span:
+        self.state = next_state(self.state, event)
+        return self
+
+    def split(self, count: int) -> Span:
+        """Cut off and return the first `count` messages; this span keeps the rest."""
+        front = Span(self.segment, self.low, self.low + count, self.state)
+        self.low += count
+        return front
+
+    def offsets_between(self, first_id: int, last_id: int) -> tuple[int, int]:
+        """Return the offsets [low, high) of the span's messages with these ids."""
+        starts = self.segment.first_id
+        return max(self.low, first_id - starts), min(self.high, last_id + 1 - starts)
+
+    def cut_out(self, low: int, high: int) -> tuple[Span | None, Span, Span | None]:
+        """Return the parts before, inside and behind offsets `low` to `high - 1`; None: empty."""
+        before = Span(self.segment, self.low, low, self.state) if low > self.low else None
+        behind = Span(self.segment, high, self.high, self.state) if high < self.high else None
+        return before, Span(self.segment, low, high, self.state), behind
+
+    def parted(self, now: float) -> list[tuple[Span, bool]]:
+        """Return the span in pieces, each with whether its messages have expired."""
+        segment = self.segment
+        if segment.expires_at is None or segment.expires_at > now:
+            return [(self, False)]
+        pieces: list[tuple[Span, bool]] = []
+        for offset in range(self.low, self.high):
+            expires_at = segment.expiry(offset)
+            is_over = expires_at is not None and expires_at <= now
+            if pieces and pieces[-1][1] is is_over:
+                pieces[-1][0].high = offset + 1
+            else:
+                pieces.append((Span(segment, offset, offset + 1, self.state), is_over))
+        return pieces
+
+
+# -- row --
+# A row: spans in order of their ids. Returned messages go back to their place.
+
 
 Row = deque[Span]
 
@@ -18,7 +90,7 @@ def span_first_id(span: Span) -> int:
     return span.segment.first_id + span.low
 
 
-def insert(row: Row, span: Span) -> None:
+def insert_span(row: Row, span: Span) -> None:
     """Put a span into its place, and merge it with adjacent spans of the same segment."""
     first_id = span.first_id
     # Returned messages are older than almost all others; those of a group are newer than most.
@@ -44,7 +116,7 @@ def insert(row: Row, span: Span) -> None:
             del row[at]
 
 
-def find(row: Row, message_id: int) -> Span | None:
+def find_span(row: Row, message_id: int) -> Span | None:
     """Return the span that holds a message; None if there is none."""
     at = bisect_right(row, message_id, key=span_first_id) - 1
     if at < 0 or message_id >= row[at].first_id + len(row[at]):
@@ -52,7 +124,7 @@ def find(row: Row, message_id: int) -> Span | None:
     return row[at]
 
 
-def between(row: Row, first_id: int, last_id: int) -> Iterator[Span]:
+def spans_between(row: Row, first_id: int, last_id: int) -> Iterator[Span]:
     """Yield the spans that hold ids of a range, in order."""
     start = max(bisect_right(row, first_id, key=span_first_id) - 1, 0)
     for span in islice(row, start, None):
@@ -62,7 +134,7 @@ def between(row: Row, first_id: int, last_id: int) -> Iterator[Span]:
             yield span
 
 
-def cut_out(row: Row, span: Span, low: int, high: int) -> Span:
+def cut_out_range(row: Row, span: Span, low: int, high: int) -> Span:
     """Take offsets `low` to `high - 1` out of a span of the row."""
     before, taken, behind = span.cut_out(low, high)
     at = bisect_right(row, span.first_id, key=span_first_id) - 1
@@ -73,7 +145,7 @@ def cut_out(row: Row, span: Span, low: int, high: int) -> Span:
     return taken
 
 
-def take_between(row: Row, ranges: list[Range]) -> list[Span]:
+def take_ranges(row: Row, ranges: list[IdRange]) -> list[Span]:
     """Take the messages with these ids; the ranges are in order and do not touch.
 
     Examines only the spans between the first and the last range, each once.
@@ -108,3 +180,47 @@ def take_between(row: Row, ranges: list[Range]) -> list[Span]:
     row.extendleft(reversed(kept))
     row.rotate(start)
     return taken
+
+
+# -- rank --
+# A rank: the position of a message in an order, by priority (highest first) and then id.
+#
+# The priority is 0 in an order that ignores it.
+
+
+Rank = tuple[int, int]
+
+# Before all ranks, and after all ranks.
+BEFORE_ALL: Rank = (-(1 << 62), 0)
+AFTER_ALL: Rank = (1 << 62, 0)
+
+
+# -- receiver --
+# The receiver of a message, or any client.
+
+
+# The receiver of an unaddressed message.
+ANYONE = 0
+
+
+def receiver_of(segment: Segment, offset: int) -> int:
+    receivers = segment.receivers
+    if receivers is None:
+        return ANYONE
+    return receivers[offset] if len(receivers) > 1 else receivers[0]
+
+
+def split_by_receiver(span: Span) -> Iterator[tuple[int, Span]]:
+    """Split a span into pieces with one receiver each."""
+    receivers = span.segment.receivers
+    if receivers is None:
+        yield ANYONE, span
+        return
+    if len(receivers) == 1:
+        yield receivers[0], span
+        return
+    low = span.low
+    for offset in range(span.low + 1, span.high + 1):
+        if offset == span.high or receivers[offset] != receivers[low]:
+            yield receivers[low], Span(span.segment, low, offset, span.state)
+            low = offset

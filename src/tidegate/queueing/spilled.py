@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from tidegate.core.model import Order
 from tidegate.core.segment import Segment
-from tidegate.queueing.groups import has_groups
-from tidegate.queueing.lane import NO_ID, Lane
-from tidegate.queueing.lanes import Lanes
-from tidegate.queueing.lifecycle import State
-from tidegate.queueing.rank import Rank
-from tidegate.queueing.receiver import ANYONE
-from tidegate.queueing.span import Span
+from tidegate.queueing import MessageState
+from tidegate.queueing.lanes import NO_ID, Lane, has_groups
+from tidegate.queueing.spans import ANYONE, Rank, Span
+
+if TYPE_CHECKING:
+    from tidegate.queueing.lanes import Lanes
 
 
-class Tails:
+class SpilledRanges:
     """All tails of a queue, and up to where they were searched for each receiver."""
 
     __slots__ = ("_anyones", "_lanes", "_searched", "addressed")
@@ -193,9 +193,11 @@ class Tails:
         """Return the parts of a segment, read from the store, that are not in memory."""
         if not self.lane(segment.priority, segment.receivers is not None).holds(segment):
             return []
-        pieces = (Span(segment, low, high, State.READY) for low, high in segment.open_ranges())
+        pieces = (
+            Span(segment, low, high, MessageState.READY) for low, high in segment.open_ranges()
+        )
         cut = [piece.offsets_between(first_id, last_id) for piece in pieces]
-        return [Span(segment, low, high, State.READY) for low, high in cut if low < high]
+        return [Span(segment, low, high, MessageState.READY) for low, high in cut if low < high]
 
     def wanted(self, head_bytes_low: int) -> list[tuple[Lane, bool]]:
         """Return lanes with a tail and a short head; True for tails of addressed messages."""

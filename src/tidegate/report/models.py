@@ -1,25 +1,130 @@
-"""Charts of identified consumer groups: how prefetch affects the arrival rate.
-
-The model is y(k+1) = a·y(k) + b·u(k) + offset. The line shows the rate at which it settles at each
-prefetch, within its linear range. `learn` has computed it.
-"""
+"""The section on models: every learned model, accepted or refused with the reason."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from tidegate.report.axes import number_axis, say
-from tidegate.report.chart import Chart, Section, Table
-from tidegate.report.figures import count, counted, number, percent, rate
-from tidegate.report.figures import sentence as ended
-from tidegate.report.learned import Learned, Row, grouped
-from tidegate.report.palette import AMBER, BLUE, GREY, SOFT
-from tidegate.report.series import slices
+from tidegate.report.charts import (
+    AMBER,
+    BLUE,
+    GREY,
+    SOFT,
+    Chart,
+    ReportSection,
+    ReportTable,
+    clock,
+    count,
+    counted,
+    duration,
+    label_inside,
+    moment,
+    number,
+    number_axis,
+    percent,
+    rate,
+    slices,
+    with_unit,
+)
+from tidegate.report.charts import sentence as ended
+from tidegate.telemetry.learned import LearnedModels, Row, grouped, read_table
+from tidegate.telemetry.models import ModelFile, StoredModel
+
+_ROWS_MAX = 30
+# The end of a parameter's name gives its unit.
+_UNITS = {"per_s2": "msg/s²", "per_s": "msg/s"}
+
+
+def models_section(learned: LearnedModels) -> ReportSection:
+    """Return a table of the newest models of each kind."""
+    files = list(learned.model_files())
+    if not any(file.models for file in files):
+        return ReportSection(
+            "models",
+            "Models",
+            missing="No model has been learned: run `tidegate learn` on some hours of telemetry.",
+        )
+    learned_of = [file for file in files if file.models]
+    accepted = sum(model.accepted for file in learned_of for model in file.models)
+    total = sum(len(file.models) for file in learned_of)
+    return ReportSection(
+        "models",
+        "Models",
+        f"{count(accepted)} of {counted(total, 'model')} "
+        f"{'was' if accepted == 1 else 'were'} accepted. The newest accepted model of each subject "
+        "is what loops use; a refused one is kept and not used.",
+        tables=[_table(file) for file in learned_of],
+    )
+
+
+def _table(file: ModelFile) -> ReportTable:
+    ordered = sorted(
+        file.models, key=lambda model: (not model.accepted, -model.rows, model.subject)
+    )
+    # Show refused and accepted models, even if there are many of one.
+    refused = [model for model in ordered if not model.accepted][: _ROWS_MAX // 3]
+    accepted = [model for model in ordered if model.accepted][: _ROWS_MAX - len(refused)]
+    return ReportTable(
+        f"{file.kind}, version {file.version}, learned {moment(file.learned_at)} UTC. "
+        + _summary(file.models),
+        ("subject", "accepted", "parameters", "quality", "rows", "why"),
+        [
+            (
+                model.subject,
+                "yes" if model.accepted else "refused",
+                _named(model.parameters),
+                _named(model.quality),
+                count(model.rows),
+                model.reason,
+            )
+            for model in (*accepted, *refused)
+        ],
+        rows_in_all=len(file.models),
+    )
+
+
+def _summary(models: Sequence[StoredModel]) -> str:
+    reasons = Counter(model.reason for model in models if not model.accepted)
+    accepted = sum(model.accepted for model in models)
+    refused = sum(reasons.values())
+    return f"{count(accepted)} accepted, {count(refused)} refused."
+
+
+def _named(numbers: dict[str, float]) -> str:
+    return ", ".join(
+        f"{_name_text(name)} {_format_value(name, value)}" for name, value in numbers.items()
+    )
+
+
+def _name_text(name: str) -> str:
+    for ending in (*_UNITS, "s"):
+        name = name.removesuffix(f"_{ending}")
+    return name.replace("r2", "R²").replace("rmse", "RMSE").replace("_", " ")
+
+
+def _format_value(name: str, value: float) -> str:
+    if name.startswith("r2") or name in ("skill", "coverage", "confidence"):
+        return percent(value)
+    if name.endswith("_per_s2"):
+        return f"{number(value)} msg/s²"
+    if name.endswith("_per_s"):
+        return rate(value)
+    return duration(value) if name.endswith("_s") else number(value)
+
+
+# -- consumers --
+# Charts of identified consumer groups: how prefetch affects the arrival rate.
+#
+# The model is y(k+1) = a·y(k) + b·u(k) + offset. The line shows the rate at which it settles at
+# each
+# prefetch, within its linear range. `learn` has computed it.
+
 
 _LEVELS_MAX = 60
 
@@ -76,9 +181,9 @@ class ConsumerModel:
         return f"{formula} {sign} {number(abs(self.offset_per_s))}"
 
 
-def consumers_section(learned: Learned) -> Section:
+def consumers_section(learned: LearnedModels) -> ReportSection:
     """Return the models of the consumer groups with the most samples."""
-    section = Section("consumers", "How consumers answer to prefetch")
+    section = ReportSection("consumers", "How consumers answer to prefetch")
     rows = learned.rows("identification", _MODEL_COLUMNS, order=("group",))
     if not rows:
         return replace(
@@ -187,7 +292,7 @@ def model_chart(model: ConsumerModel, levels: Sequence[PrefetchLevel]) -> Chart:
             )
         if line and model.high < max(u):
             axes.axvline(model.high, color=SOFT.light, linewidth=0.9, linestyle=(0, (2, 2)))
-            say(
+            label_inside(
                 axes,
                 f"linear up to {number(model.high)}",
                 (model.high, 0.0),
@@ -208,7 +313,7 @@ def model_chart(model: ConsumerModel, levels: Sequence[PrefetchLevel]) -> Chart:
         sentence=sentence,
         measures="arrivals, msg/s, by prefetch",
         draw=draw,
-        table=Table(
+        table=ReportTable(
             "Arrival rate at each prefetch: mean and standard deviation.",
             ("prefetch", "samples", "mean", "deviation", "model"),
             [
@@ -223,4 +328,108 @@ def model_chart(model: ConsumerModel, levels: Sequence[PrefetchLevel]) -> Chart:
             ],
             rows_in_all=len(levels),
         ),
+    )
+
+
+# -- provisioning --
+# The section on the number of machines to keep warm, and the inputs of its formula.
+
+
+_PROVISIONING_COLUMNS = ("ingredient", "value", "unit", "seen", "says")
+_NAMES = {
+    "sla_delta": "growth of the load",
+    "boot_s": "time to boot",
+    "machine_capacity_per_s": "capacity of a machine",
+}
+_MISSING = (
+    "Not learned yet: run `tidegate learn` on telemetry of a time in which load grew and machines "
+    "booted."
+)
+
+
+def provisioning_section(learned: LearnedModels) -> ReportSection:
+    """Return the inputs of NPP = ceil(sla_delta · boot_s / machine_capacity)."""
+    title = "Machines to keep warm"
+    rows = learned.rows("provisioning", _PROVISIONING_COLUMNS)
+    if not rows:
+        return ReportSection("provisioning", title, missing=_MISSING)
+    model = learned.models("provisioning").get("fleet")
+    warm = model.parameters.get("warm_machines") if model and model.accepted else None
+    if model is None or warm is None:
+        found = "No number yet, since what was not seen is not guessed"
+        sentence = ended(f"{found}: {model.reason}" if model else found)
+    else:
+        sentence = ended(f"{counted(int(warm), 'machine')}: {model.reason}")
+    return ReportSection(
+        "provisioning",
+        title,
+        sentence,
+        tables=[
+            ReportTable(
+                "Warm machines = growth × time to boot ÷ capacity of a machine, rounded up.",
+                ("ingredient", "value", "seen", "how"),
+                [
+                    (
+                        _NAMES.get(row["ingredient"]) or row["ingredient"],
+                        with_unit(row["value"], row["unit"]),
+                        count(row["seen"]),
+                        row["says"],
+                    )
+                    for row in rows
+                ],
+            )
+        ],
+    )
+
+
+# -- oddities --
+# The section on anomalies that `tidegate watch` found.
+
+
+ANOMALIES_MAX = 20
+_ANOMALY_COLUMNS = ("at", "subject", "what", "change", "since", "expected", "seen", "score")
+
+
+def anomalies_section(learned: LearnedModels) -> ReportSection | None:
+    """Return the newest anomalies, or `None` if `watch` never ran on this folder."""
+    folder = learned.folder / "watch"
+    if not folder.is_dir():
+        return None
+    title = "Anomalies"
+    try:
+        table = read_table(folder, "anomalies")
+    except (pa.ArrowException, OSError) as error:
+        learned.complaints.append(f"the anomalies in {folder} cannot be read: {error}")
+        return ReportSection("anomalies", title, missing="They cannot be read; below it says why.")
+    if table is None or not table.num_rows:
+        return ReportSection("anomalies", title, "`tidegate watch` found none.".replace("`", ""))
+    order = [("at", "descending"), ("subject", "ascending"), ("what", "ascending")]
+    newest = table.select(list(_ANOMALY_COLUMNS)).sort_by(order).slice(0, ANOMALIES_MAX).to_pylist()
+    last = newest[0]
+    return ReportSection(
+        "anomalies",
+        title,
+        f"{counted(table.num_rows, 'change')} found by tidegate watch; the newest, at "
+        f"{clock(last['at'])} UTC: {last['what']} of {last['subject']} {last['change']}, "
+        f"{number(last['seen'])} where {number(last['expected'])} was expected.",
+        tables=[
+            ReportTable(
+                "The newest first. The score is in deviations from what was expected.",
+                ("of", "what", "change", "seen", "expected", "score", "since (UTC)", "at (UTC)"),
+                [
+                    (
+                        row["subject"],
+                        row["what"],
+                        row["change"],
+                        number(row["seen"]),
+                        number(row["expected"]),
+                        number(row["score"]),
+                        clock(row["since"]),
+                        clock(row["at"]),
+                    )
+                    for row in newest
+                ],
+                rows_in_all=table.num_rows,
+            )
+        ],
     )

@@ -24,13 +24,135 @@ Charts are about as wide as a phone; wider screens show two next to each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import html
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
 
-from tidegate.report.chart import Card, Chart, Document, Section, Standing
-from tidegate.report.drawing import svg_of
-from tidegate.report.markup import BASE_STYLE, page, table, text
-from tidegate.report.palette import VERDICTS
+from tidegate.agreements.document import Agreement
+from tidegate.core.text import escape_control_characters
+from tidegate.report import charts
+from tidegate.report.agreements import summary_section, violation_records, violations_section
+from tidegate.report.charts import (
+    VERDICTS,
+    Card,
+    Chart,
+    Document,
+    ReportSection,
+    ReportTable,
+    StatusLight,
+    count,
+    counted,
+    duration,
+    moment,
+    svg_of,
+)
+from tidegate.report.models import (
+    anomalies_section,
+    consumers_section,
+    models_section,
+    provisioning_section,
+)
+from tidegate.report.queues import QUEUES_MAX, phases_section, queue_sections, traffic_by_queue
+from tidegate.report.services import governed_by, service_sections
+from tidegate.telemetry.learned import LearnedModels
+from tidegate.telemetry.models import LearningRun
+
+# -- markup --
+# HTML of tables and pages, and the base stylesheet.
+#
+# All text of a page passes through `text`, which escapes it.
+#
+# A page loads nothing: no script, font or picture.
+
+
+BASE_STYLE = (
+    charts.variables()
+    + """
+:root { --sans: system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans",
+  sans-serif; --mono: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
+* { box-sizing: border-box; }
+html { -webkit-text-size-adjust: 100%; }
+body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.55 var(--sans); }
+main { max-width: 70rem; margin: 0 auto; padding: 3rem 1.5rem 4rem; }
+h1 { font-size: 2.1rem; line-height: 1.15; letter-spacing: -.02em; margin: 0 0 .4rem; }
+h2 { font-size: 1.4rem; line-height: 1.25; letter-spacing: -.01em; margin: 0 0 .3rem; }
+h3 { font-size: 1rem; line-height: 1.35; margin: 0 0 .15rem; }
+p { margin: 0 0 .8rem; }
+a { color: var(--blue); }
+section { border-top: 1px solid var(--pale); padding: 2rem 0 .8rem; }
+figure { margin: 0 0 1.4rem; }
+figcaption, .caption { color: var(--soft); font-size: .9rem; padding: .35rem 0; margin: 0; }
+.scroll { overflow-x: auto; margin: 0 0 1.2rem; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem;
+  font-variant-numeric: tabular-nums; }
+th, td { padding: .38rem .7rem; border-bottom: 1px solid var(--grid); text-align: right;
+  vertical-align: baseline; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; white-space: normal; padding-left: 0; }
+.words { text-align: left; white-space: normal; }
+td.words { min-width: 12rem; }
+td:first-child { min-width: 7rem; }
+thead th { color: var(--soft); font-weight: 600; border-bottom-color: var(--axis); }
+.soft, .notes { color: var(--soft); }
+.notes { font-size: .9rem; padding-left: 1.1rem; }
+@media (max-width: 40rem) { main { padding: 1.6rem 1rem 3rem; } h1 { font-size: 1.6rem; } }
+"""
+)
+
+# Cells of at least this length count as text, which may wrap.
+_WORDS_FROM = 28
+
+
+def text(words: str) -> str:
+    """Return the text escaped for HTML and without control characters."""
+    return html.escape(escape_control_characters(words))
+
+
+def table(table: ReportTable) -> str:
+    """Return a table as HTML; its caption says how many rows are not shown."""
+    classes = [_class_of(index, table.rows) for index in range(len(table.columns))]
+    head = "".join(
+        f'<th scope="col"{kind}>{text(column)}</th>'
+        for column, kind in zip(table.columns, classes, strict=True)
+    )
+    rows = "".join(
+        "<tr>"
+        + "".join(f"<td{kind}>{text(cell)}</td>" for cell, kind in zip(row, classes, strict=True))
+        + "</tr>"
+        for row in table.rows
+    )
+    caption = table.caption
+    if table.rows_in_all is not None and table.rows_in_all > len(table.rows):
+        caption += f" Shown are {count(len(table.rows))} of {count(table.rows_in_all)} rows."
+    return (
+        # Outside the scrolling element, so that a phone shows all of it.
+        f'<p class="caption">{text(caption)}</p>'
+        f'<div class="scroll" tabindex="0"><table aria-label="{text(caption)}">'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _class_of(column: int, rows: Sequence[Sequence[str]]) -> str:
+    """Return the class of a column: text is left-aligned, numbers are right-aligned."""
+    return ' class="words"' if any(len(row[column]) >= _WORDS_FROM for row in rows) else ""
+
+
+def page(title: str, style: str, body: str) -> str:
+    """Return a complete HTML page around `body`."""
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            # Names in the data cannot make the page load or run anything.
+            '<meta http-equiv="Content-Security-Policy" '
+            "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">",
+            f"<title>{text(title)}</title><style>{style}</style></head><body><main>",
+            body,
+            "</main></body></html>\n",
+        ]
+    )
+
 
 _STYLE = (
     BASE_STYLE
@@ -89,25 +211,25 @@ footer { border-top: 1px solid var(--pale); color: var(--soft); font-size: .85re
 """
 )
 
-STANDING_WORDS = {
-    Standing.MET: "Met",
-    Standing.WARNED: "Warned",
-    Standing.BREACHED: "Breached",
-    Standing.NO_DATA: "No data",
+STATUS_WORDS = {
+    StatusLight.MET: "Met",
+    StatusLight.WARNED: "Warned",
+    StatusLight.BREACHED: "Breached",
+    StatusLight.NO_DATA: "No data",
 }
 # Each status has a shape, a colour and a word, for readers who do not distinguish the colours.
 _SHAPES = {
-    Standing.MET: '<circle cx="6" cy="6" r="5.4" fill="currentColor"/>',
-    Standing.WARNED: '<path d="M6 .4 11.8 11.4H.2z" fill="currentColor"/>',
-    Standing.BREACHED: '<path d="M.8.8h10.4v10.4H.8z" fill="currentColor"/>',
-    Standing.NO_DATA: '<circle cx="6" cy="6" r="4.6" fill="none" stroke="currentColor" '
+    StatusLight.MET: '<circle cx="6" cy="6" r="5.4" fill="currentColor"/>',
+    StatusLight.WARNED: '<path d="M6 .4 11.8 11.4H.2z" fill="currentColor"/>',
+    StatusLight.BREACHED: '<path d="M.8.8h10.4v10.4H.8z" fill="currentColor"/>',
+    StatusLight.NO_DATA: '<circle cx="6" cy="6" r="4.6" fill="none" stroke="currentColor" '
     'stroke-width="1.6"/>',
 }
 RIBBON_HEIGHTS = {
-    Standing.MET: 0.38,
-    Standing.WARNED: 0.68,
-    Standing.BREACHED: 1.0,
-    Standing.NO_DATA: 0.1,
+    StatusLight.MET: 0.38,
+    StatusLight.WARNED: 0.68,
+    StatusLight.BREACHED: 1.0,
+    StatusLight.NO_DATA: 0.1,
 }
 
 
@@ -133,7 +255,7 @@ def _body(document: Document) -> Iterator[str]:
     yield f"<footer>{_notes(document.notes)}</footer>"
 
 
-def _section(section: Section) -> Iterator[str]:
+def _section(section: ReportSection) -> Iterator[str]:
     heading = f"{section.anchor}-title"
     yield f'<section id="{section.anchor}" aria-labelledby="{heading}">'
     yield f'<h2 id="{heading}">{text(section.title)}</h2>'
@@ -171,7 +293,7 @@ def _card(card: Card) -> str:
     return (
         f'<article class="card" style="--standing:{colour}"><h3><span>{text(card.name)}</span>'
         f'<span class="standing"><svg viewBox="0 0 12 12" aria-hidden="true">'
-        f"{_SHAPES[card.standing]}</svg>{STANDING_WORDS[card.standing]}</span></h3>"
+        f"{_SHAPES[card.standing]}</svg>{STATUS_WORDS[card.standing]}</span></h3>"
         f'<p class="says">{text(card.says)}</p>{_ribbon(card)}{_budget(card)}<dl>{facts}</dl>'
         "</article>"
     )
@@ -215,3 +337,149 @@ def _with_commands(words: str) -> str:
         f"<code>{text(part)}</code>" if position % 2 else text(part)
         for position, part in enumerate(parts)
     )
+
+
+# -- report --
+# Build a report from the newest run of `tidegate learn`, and write it to files.
+#
+# The sections follow the order of a reader's questions: service level, HTTP services, queues,
+# violations, time spent, models, anomalies, origin of the numbers.
+
+
+TITLE = "Service level report"
+
+
+def document_of(
+    learned: LearnedModels, queues_max: int = QUEUES_MAX, agreements: Sequence[Agreement] = ()
+) -> Document:
+    """Return the report on the newest run, as a document without layout.
+
+    `agreements` add the promised limits to the results. At most `queues_max` queues get a section.
+    """
+    run = learned.run
+    traffic = traffic_by_queue(learned)
+    noticed = violation_records(learned)
+    services = service_sections(learned, noticed, agreements)
+    sections = [summary_section(learned, agreements), *services]
+    # Without queues, a note about their absence would only distract users who host HTTP services.
+    if traffic or not services:
+        sections += queue_sections(learned, traffic, queues_max, agreements)
+    told = governed_by(learned, agreements)
+    if (rest := violations_section(noticed, told, run.until)) is not None:
+        sections.append(rest)
+    others: tuple[Callable[[LearnedModels], ReportSection | None], ...] = (
+        phases_section,
+        consumers_section,
+        provisioning_section,
+        models_section,
+        anomalies_section,
+        # Last: the other sections may add problems, which this one lists.
+        origin_section,
+    )
+    sections += [section for make in others if (section := make(learned)) is not None]
+    return Document(
+        title=TITLE,
+        subtitle=f"{moment(run.since)} to {moment(run.until)} UTC",
+        facts=(
+            ("Learned", f"{moment(run.learned_at)} UTC"),
+            ("Rows read", count(rows_read(run))),
+            ("Left out", left_out(run)),
+            ("Queues", count(len(traffic))),
+            *([("HTTP services", count(len(services)))] if services else []),
+            ("Agreements", count(len(run.agreements))),
+        ),
+        sections=sections,
+        notes=(
+            f"Made by `tidegate report` from run {run.run}. All times are UTC.",
+            "Nothing on this page was fetched; it may be kept and sent as one file.",
+        ),
+    )
+
+
+def write_report(document: Document, html: Path, pdf: Path | None = None) -> None:
+    """Write the page to `html`, and to `pdf` if given; replace each file atomically."""
+    from tidegate.report.pdf import write_pdf
+
+    html.parent.mkdir(parents=True, exist_ok=True)
+    partial = html.with_name(f".{html.name}.partial")
+    partial.write_text(html_of(document), encoding="utf-8")
+    partial.replace(html)
+    if pdf is not None:
+        pdf.parent.mkdir(parents=True, exist_ok=True)
+        partial = pdf.with_name(f".{pdf.name}.partial")
+        write_pdf(document, partial)
+        partial.replace(pdf)
+
+
+# -- origin --
+# The section on the origin of the numbers: rows read, rows left out, results of the jobs.
+
+
+def rows_read(run: LearningRun) -> int:
+    """Return how many rows of telemetry the run used."""
+    return sum(reading.rows for reading in run.reading.values())
+
+
+def left_out(run: LearningRun) -> str:
+    """Describe how many rows and files were left out, by reason."""
+    rows: dict[str, int] = {}
+    files: dict[str, int] = {}
+    for reading in run.reading.values():
+        for why, many in reading.rows_left_out.items():
+            rows[why] = rows.get(why, 0) + many
+        for why, many in reading.files_left_out.items():
+            files[why] = files.get(why, 0) + many
+    parts = [f"{counted(many, 'row')} {why}" for why, many in sorted(rows.items())]
+    parts += [f"{counted(many, 'file')} {why}" for why, many in sorted(files.items())]
+    return "; ".join(parts) or "nothing"
+
+
+def origin_section(learned: LearnedModels) -> ReportSection:
+    """Return tables of the telemetry and of the jobs, with the problems found while reading."""
+    run = learned.run
+    failed = [job for job in run.jobs if job.failure]
+    return ReportSection(
+        "origin",
+        "Where this comes from",
+        f"The lake {run.lake}, read and learned from within {duration(run.seconds)}."
+        + (f" {counted(len(failed), 'job')} failed." if failed else ""),
+        tables=[
+            ReportTable(
+                "Telemetry that was read, and what was left out of it.",
+                ("rows of", "files", "rows read", "rows left out", "files left out"),
+                [
+                    (
+                        kind.replace("_", " "),
+                        count(reading.files),
+                        count(reading.rows),
+                        _reasons(reading.rows_left_out),
+                        _reasons(reading.files_left_out),
+                    )
+                    for kind, reading in sorted(run.reading.items())
+                ],
+            ),
+            ReportTable(
+                "What each job of `tidegate learn` made of it.".replace("`", ""),
+                ("job", "took", "rows of tables", "models", "failed"),
+                [
+                    (
+                        job.job,
+                        duration(job.seconds),
+                        ", ".join(f"{name} {count(rows)}" for name, rows in job.tables.items())
+                        or "–",
+                        f"{count(job.models_accepted)} accepted, "
+                        f"{count(sum(job.models_refused.values()))} refused"
+                        if job.models_accepted or job.models_refused
+                        else "–",
+                        job.failure or "–",
+                    )
+                    for job in run.jobs
+                ],
+            ),
+        ],
+        notes=learned.complaints,
+    )
+
+
+def _reasons(reasons: dict[str, int]) -> str:
+    return "; ".join(f"{count(many)} {why}" for why, many in sorted(reasons.items())) or "–"

@@ -17,11 +17,26 @@ from matplotlib.backends.backend_pdf import FigureCanvasPdf, PdfPages
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon, Rectangle
 
-from tidegate.core.harmless import harmless
-from tidegate.report.chart import Card, Chart, Document, Section, Standing, Table
-from tidegate.report.drawing import STYLE, WIDTH_IN, draw_into
-from tidegate.report.page import RIBBON_HEIGHTS, STANDING_WORDS
-from tidegate.report.palette import AXIS, GRID, INK, PALE, SOFT, VERDICTS, Colour
+from tidegate.core.text import escape_control_characters
+from tidegate.report.charts import (
+    AXIS,
+    GRID,
+    INK,
+    PALE,
+    SOFT,
+    STYLE,
+    VERDICTS,
+    WIDTH_IN,
+    Card,
+    Chart,
+    Colour,
+    Document,
+    ReportSection,
+    ReportTable,
+    StatusLight,
+    draw_into,
+)
+from tidegate.report.page import RIBBON_HEIGHTS, STATUS_WORDS
 
 # A4, landscape.
 PAGE_IN = (11.69, 8.27)
@@ -147,12 +162,12 @@ class _Writer:
 
 
 def _lines_harmless(words: str) -> str:
-    return "\n".join(harmless(line) for line in words.split("\n"))
+    return "\n".join(escape_control_characters(line) for line in words.split("\n"))
 
 
 def _broken(words: str, width_in: float, size: float, *, bold: bool = False) -> list[str]:
     letter_in = size * (_LETTER + (0.07 if bold else 0.0)) * _POINT_IN
-    return textwrap.wrap(harmless(words), max(int(width_in / letter_in), 8))
+    return textwrap.wrap(escape_control_characters(words), max(int(width_in / letter_in), 8))
 
 
 def _write_head(writer: _Writer, document: Document) -> None:
@@ -171,7 +186,7 @@ def _write_head(writer: _Writer, document: Document) -> None:
     writer.top_in += 0.25
 
 
-def _write_section(writer: _Writer, section: Section) -> None:
+def _write_section(writer: _Writer, section: ReportSection) -> None:
     # A section with more than two charts begins on a new page; smaller ones share pages.
     if len(section.charts) > 2:
         writer.new_page()
@@ -237,16 +252,16 @@ def _write_card(writer: _Writer, card: Card, left_in: float, width_in: float) ->
     writer.box(left_in, top_in, width_in, 0.025, colour)
     name = _broken(card.name, width_in - 1.1, 11.0, bold=True)[:1] or [""]
     writer.text(name[0], left_in, top_in + 0.1, 11.0, bold=True)
-    word = STANDING_WORDS[card.standing]
+    word = STATUS_WORDS[card.standing]
     writer.text(word, left_in + width_in, top_in + 0.1, 11.0, colour, "right", bold=True)
     mark_in = left_in + width_in - len(word) * 0.105 - 0.2
-    if card.standing is Standing.WARNED:
+    if card.standing is StatusLight.WARNED:
         writer.triangle(mark_in, top_in + 0.13, 0.12, colour)
-    elif card.standing is Standing.BREACHED:
+    elif card.standing is StatusLight.BREACHED:
         writer.box(mark_in, top_in + 0.13, 0.11, 0.11, colour)
     else:
         writer.text(
-            "●" if card.standing is Standing.MET else "○", mark_in, top_in + 0.1, 10.0, colour
+            "●" if card.standing is StatusLight.MET else "○", mark_in, top_in + 0.1, 10.0, colour
         )
     says = _broken(card.says, width_in, 8.0)[:2]
     writer.text("\n".join(says), left_in, top_in + 0.34, 8.0, SOFT)
@@ -274,7 +289,7 @@ def _write_card(writer: _Writer, card: Card, left_in: float, width_in: float) ->
         top_in += 0.185
 
 
-def _write_table(writer: _Writer, table: Table) -> None:
+def _write_table(writer: _Writer, table: ReportTable) -> None:
     """Write a table with columns as wide as their content; wrap cells that are too long."""
     size = 8.0
     letter_in = size * _LETTER * _POINT_IN

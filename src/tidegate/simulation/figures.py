@@ -1,7 +1,7 @@
-"""Figures of experiments, in one style.
+"""Figures of elastic queues: arrivals, load, replicas and machines over time.
 
-A colour belongs to a subject, not to a position in a list: messages are blue in every figure. Lines
-and levels are labelled in place where possible. Drawing needs no screen.
+The layout is that of the paper's figures 4 to 8, for comparison. A policy has the same colour in
+every figure.
 """
 
 from __future__ import annotations
@@ -12,16 +12,155 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-
-mpl.use("Agg")
-
 import msgspec
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from tidegate.report import palette
+from tidegate.report import charts
+from tidegate.simulation.run import SimulationResult
+
+mpl.use("Agg")
+
+# The paper's listing without changes; the policy "load" looks ahead.
+AS_PRINTED = "load as printed"
+POLICY_COLOURS = {
+    "load": charts.AMBER.light,
+    AS_PRINTED: charts.GREY.light,
+    "length": charts.VIOLET.light,
+    "feed-forward": charts.TEAL.light,
+    "clients": charts.BLUE.light,
+    "fixed": charts.GREY.light,
+}
+POLICY_NAMES = {"load": "load (the paper's)", "length": "length (KEDA-like)"}
+
+
+def name_of(policy: str) -> str:
+    return POLICY_NAMES.get(policy, policy)
+
+
+class Reference(msgspec.Struct, frozen=True):
+    """Values that a paper prints about a figure, drawn as levels with labels."""
+
+    rate_per_s: Mapping[str, float] = {}
+    average_load: Mapping[str, float] = {}
+    replicas: Mapping[str, float] = {}
+
+
+def draw_outcomes(
+    outcomes: Sequence[SimulationResult], file: Path, *, title: str, paper: Reference | None = None
+) -> None:
+    """Draw one load under one or more policies."""
+    paper = paper or Reference()
+    first = outcomes[0].series
+    load = [
+        Line(name_of(one.policy), one.series.t_s, one.series.average_load, colour=_colour(one))
+        for one in outcomes
+    ]
+    replicas = [
+        Line(
+            "ideal",
+            first.t_s,
+            [float(count) for count in first.ideal],
+            dashed=True,
+            colour=charts.SOFT.light,
+        ),
+        *(
+            Line(
+                name_of(one.policy),
+                one.series.t_s,
+                [float(n) for n in one.series.replicas],
+                colour=_colour(one),
+            )
+            for one in outcomes
+        ),
+    ]
+    machines = [
+        Line(
+            name_of(one.policy),
+            one.series.t_s,
+            [
+                float(up + booting)
+                for up, booting in zip(one.series.machines, one.series.booting, strict=True)
+            ],
+            colour=_colour(one),
+        )
+        for one in outcomes
+    ]
+    arriving = [Line("arriving", first.t_s, first.rate_per_s, colour=charts.BLUE.light)]
+    draw_rows(
+        [
+            Panel(title, "s", "messages a second", arriving, levels=paper.rate_per_s),
+            Panel(
+                "Average load",
+                "s",
+                "waiting per replica",
+                load,
+                levels={"max_load": outcomes[0].max_load, **paper.average_load},
+            ),
+            Panel(
+                "Replicas that serve",
+                "s",
+                "replicas",
+                replicas,
+                levels=paper.replicas,
+                whole=True,
+            ),
+            Panel("Machines, booting ones too", "s", "machines", machines, whole=True),
+        ],
+        file,
+        height_in=2.2,
+    )
+
+
+def _colour(outcome: SimulationResult) -> str:
+    return POLICY_COLOURS.get(outcome.policy, charts.INK.light)
+
+
+def draw_scatter(
+    points: Mapping[str, Sequence[tuple[float, float]]], file: Path, *, title: str
+) -> None:
+    """Draw each run as a dot: machine-seconds to the right, seconds above max_load upwards."""
+    figure, axes = pyplot.subplots(figsize=(9.0, 4.4), layout="constrained")
+    try:
+        for policy, dots in points.items():
+            colour = POLICY_COLOURS.get(policy, charts.INK.light)
+            x, y = [dot[0] for dot in dots], [dot[1] for dot in dots]
+            axes.scatter(x, y, s=9, alpha=0.35, color=colour, linewidths=0)
+            axes.scatter(
+                [sum(x) / len(x)],
+                [sum(y) / len(y)],
+                s=120,
+                color=colour,
+                marker="D",
+                edgecolors="white",
+                label=f"{name_of(policy)}, mean",
+                zorder=3,
+            )
+        axes.set_yscale("symlog", linthresh=10)
+        axes.set_ylim(bottom=0)
+        axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+        axes.set_xlabel("machine-seconds paid")
+        axes.set_ylabel("seconds above max_load")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color=charts.GRID.light, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.legend(frameon=False, fontsize=9)
+        figure.savefig(file, dpi=DOTS_PER_INCH, facecolor="white")
+    finally:
+        pyplot.close(figure)
+
+
+# -- figures --
+# Figures of experiments, in one style.
+#
+# A colour belongs to a subject, not to a position in a list: messages are blue in every figure.
+# Lines
+# and levels are labelled in place where possible. Drawing needs no screen.
+
+
+mpl.use("Agg")
 
 DOTS_PER_INCH = 130
 WIDTH_IN = 9.0
@@ -29,44 +168,44 @@ WIDTH_IN = 9.0
 _NAME_HEIGHT = 0.1
 
 COLOURS = {
-    "messages": palette.BLUE.light,
-    "packets": palette.AMBER.light,
-    "put": palette.BLUE.light,
-    "read hit": palette.TEAL.light,
-    "read miss": palette.VIOLET.light,
+    "messages": charts.BLUE.light,
+    "packets": charts.AMBER.light,
+    "put": charts.BLUE.light,
+    "read hit": charts.TEAL.light,
+    "read miss": charts.VIOLET.light,
     "waiting read": "#7fb8a4",
-    "request": palette.BRICK.light,
-    "waiting for client": palette.GREY.light,
-    "parsing": palette.AMBER.light,
-    "store": palette.BLUE.light,
-    "waiting for a message": palette.PALE.light,
-    "responding": palette.BRICK.light,
+    "request": charts.BRICK.light,
+    "waiting for client": charts.GREY.light,
+    "parsing": charts.AMBER.light,
+    "store": charts.BLUE.light,
+    "waiting for a message": charts.PALE.light,
+    "responding": charts.BRICK.light,
 }
-_INK = palette.INK.light
-_FAINT = palette.GREY.light
+_INK = charts.INK.light
+_FAINT = charts.GREY.light
 _OTHERS = tuple(
     colour.light
     for colour in (
-        *(palette.BLUE, palette.AMBER, palette.TEAL),
-        *(palette.BRICK, palette.VIOLET, palette.SOFT),
+        *(charts.BLUE, charts.AMBER, charts.TEAL),
+        *(charts.BRICK, charts.VIOLET, charts.SOFT),
     )
 )
 _STYLE: dict[Any, Any] = {
     "font.size": 10.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": palette.AXIS.light,
+    "axes.edgecolor": charts.AXIS.light,
     "axes.labelcolor": _INK,
     "axes.titlesize": 11.0,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": palette.GRID.light,
+    "grid.color": charts.GRID.light,
     "grid.linewidth": 0.8,
     "text.color": _INK,
-    "xtick.color": palette.SOFT.light,
-    "ytick.color": palette.SOFT.light,
+    "xtick.color": charts.SOFT.light,
+    "ytick.color": charts.SOFT.light,
     "legend.frameon": False,
     "lines.linewidth": 1.8,
 }
@@ -237,7 +376,7 @@ def _draw_panel(panel: Panel, axes: Axes, *, legend: bool = True) -> None:
             textcoords="offset points",
             ha="right",
             va="top" if below else "baseline",
-            color=palette.SOFT.light,
+            color=charts.SOFT.light,
             fontsize=9,
         )
     for name, moment in panel.moments.items():
@@ -248,7 +387,7 @@ def _draw_panel(panel: Panel, axes: Axes, *, legend: bool = True) -> None:
             xycoords=("data", "axes fraction"),
             xytext=(4, 5),
             textcoords="offset points",
-            color=palette.SOFT.light,
+            color=charts.SOFT.light,
             fontsize=9,
         )
     if panel.x_log:

@@ -32,12 +32,14 @@ the same run.
 
 from __future__ import annotations
 
+import enum
 import math
 import random
+from typing import Annotated
 
-from tidegate.core.fleet import MachineState
-from tidegate.core.replication import ReplicaState, Role
-from tidegate.core.steering import (
+import msgspec
+
+from tidegate.core.decisions import (
     AddReplica,
     AnyAction,
     Boot,
@@ -54,25 +56,25 @@ from tidegate.core.steering import (
     Retire,
     SetShares,
 )
-from tidegate.laws.election import Standing, elect
-from tidegate.simulation.machines import Machines
-from tidegate.simulation.replica import Replica
-from tidegate.simulation.settings import PlantSettings
+from tidegate.core.machines import MachineState
+from tidegate.core.topology import MemberRole, ReplicaState
+from tidegate.laws.scaling.clients import ReplicaLoad, elect
+from tidegate.simulation.replica import SimulatedMachines, SimulatedReplica
 
 # Above this mean a Poisson number is drawn as a rounded normal one.
 _POISSON_SMALL = 30.0
 
 
-class Plant:
+class SimulatedPlant:
     """One logical queue on simulated machines."""
 
     def __init__(self, queue: str, settings: PlantSettings, slots: int, seed: int | str) -> None:
         self.queue = queue
         self.settings = settings
         self.chance = random.Random(f"plant {seed}")
-        self.machines = Machines(settings, self.chance)
+        self.machines = SimulatedMachines(settings, self.chance)
         self.now = 0.0
-        self.replicas: dict[int, Replica] = {}
+        self.replicas: dict[int, SimulatedReplica] = {}
         self._next_number = 1
         # Ordered replicas without a slot.
         self.pending = 0
@@ -80,7 +82,7 @@ class Plant:
         self._starting: dict[int, float] = {}
         # When each dead machine will be noticed.
         self._unnoticed: dict[int, float] = {}
-        self.alias = Replica(0, None)
+        self.alias = SimulatedReplica(0, None)
         self.arrived = 0
         self._fraction = 0.0
         self._carried: dict[int, float] = {}
@@ -192,7 +194,7 @@ class Plant:
             owed[0].put(left, at)
             carried[owed[0].number] = carried.get(owed[0].number, 0.0) - left
 
-    def _hand_over(self, takers: list[Replica]) -> None:
+    def _hand_over(self, takers: list[SimulatedReplica]) -> None:
         """Move the alias's messages to replicas in equal parts."""
         part = math.ceil(self.alias.waiting / len(takers))
         for replica in takers:
@@ -331,7 +333,7 @@ class Plant:
             replica.machine_id = machine_id
         elif self.pending:
             self.pending -= 1
-            replica = Replica(self._next_number, machine_id, self.waits)
+            replica = SimulatedReplica(self._next_number, machine_id, self.waits)
             self._next_number += 1
             self.replicas[replica.number] = replica
         else:
@@ -364,8 +366,8 @@ class Plant:
         del self.replicas[number]
         self._starting.pop(number, None)
         self._carried.pop(number, None)
-        self._elect_all(Role.PRODUCER, replica.producers)
-        self._elect_all(Role.CONSUMER, replica.consumers)
+        self._elect_all(MemberRole.PRODUCER, replica.producers)
+        self._elect_all(MemberRole.CONSUMER, replica.consumers)
 
     def _delete_drained(self) -> None:
         """Remove drained replicas at once, as Kubernetes deletes a pod without asking a loop."""
@@ -385,7 +387,7 @@ class Plant:
             for cohort in one.give(one.waiting)
         ]
         part, left = divmod(sum(count for _, count in cohorts), len(serving))
-        pool = Replica(0, None)
+        pool = SimulatedReplica(0, None)
         pool.take_over(cohorts)
         for position, replica in enumerate(serving):
             replica.share = 1 / len(serving)
@@ -408,7 +410,7 @@ class Plant:
 
     # Clients
 
-    def change_clients(self, role: Role, count: int) -> None:
+    def change_clients(self, role: MemberRole, count: int) -> None:
         """Let clients join an elected replica, or leave the replica with the most of them."""
         self.has_clients = True
         if count >= 0:
@@ -419,20 +421,20 @@ class Plant:
             if there:
                 _change(max(there, key=lambda one: (_clients(one, role), -one.number)), role, -1)
 
-    def _elect_all(self, role: Role, count: int) -> None:
+    def _elect_all(self, role: MemberRole, count: int) -> None:
         for _ in range(count):
             # As in a logical queue: among serving replicas, and if there is none, among all.
             open_ones = [
                 one for one in self.replicas.values() if one.state is ReplicaState.SERVING
             ] or list(self.replicas.values())
             number = elect(
-                role, (Standing(one.number, one.producers, one.consumers) for one in open_ones)
+                role, (ReplicaLoad(one.number, one.producers, one.consumers) for one in open_ones)
             )
             if number is None:
                 return
             _change(self.replicas[number], role, 1)
 
-    def _migrate(self, role: Role, source: int, target: int, count: int) -> None:
+    def _migrate(self, role: MemberRole, source: int, target: int, count: int) -> None:
         giver, taker = self.replicas.get(source), self.replicas.get(target)
         if giver is None or taker is None:
             return
@@ -486,12 +488,12 @@ class Plant:
             replica.capacity_factor = factor
 
 
-def _clients(replica: Replica, role: Role) -> int:
-    return replica.producers if role is Role.PRODUCER else replica.consumers
+def _clients(replica: SimulatedReplica, role: MemberRole) -> int:
+    return replica.producers if role is MemberRole.PRODUCER else replica.consumers
 
 
-def _change(replica: Replica, role: Role, by: int) -> None:
-    if role is Role.PRODUCER:
+def _change(replica: SimulatedReplica, role: MemberRole, by: int) -> None:
+    if role is MemberRole.PRODUCER:
         replica.producers += by
     else:
         replica.consumers += by
@@ -508,3 +510,70 @@ def _poisson(chance: random.Random, mean: float) -> int:
         product *= chance.random()
         count += 1
     return count
+
+
+# -- settings --
+# Settings of the simulated plant: the speed of replicas, boot times, and faults.
+
+
+_Above0 = Annotated[float, msgspec.Meta(gt=0.0, le=1e9)]
+_From0 = Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
+_Part = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+
+
+class FaultKind(enum.StrEnum):
+    """The kinds of faults."""
+
+    MACHINE = "machine"  # a machine dies; its replicas are down until they have another slot
+    REPLICA = "replica"  # a replica's process dies and restarts on its machine
+    STALE = "stale"  # measurements stop; the loop reads the last ones with growing age
+    NAN = "nan"  # measurements contain NaN
+    SLOW = "slow"  # every replica delivers half of its normal rate
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault."""
+
+    at_s: float
+    kind: FaultKind
+    # Duration of faults that last.
+    duration_s: float = 60.0
+
+
+class ClientChange(msgspec.Struct, frozen=True, kw_only=True):
+    """Clients that join or leave the queue."""
+
+    at_s: float
+    role: MemberRole
+    # Below 0 they leave.
+    count: int = 1
+
+
+class PlantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The simulated environment. Times in seconds, rates in messages per second."""
+
+    # Rate of a replica with its workers, if the trace does not set it.
+    capacity_per_s: _Above0 = 100.0
+    # Messages that a replica's workers hold at once.
+    in_service_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+    # Time from a free slot to serving.
+    start_s: _From0 = 1.0
+    boot_s: _From0 = 96.9
+    # Standard deviation of boot times as a fraction of their mean (log-normal). 0 means all alike.
+    boot_spread: _Part = 0.0
+    # Fraction of the boots that fail at their end.
+    boot_failure: _Part = 0.0
+    machines_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1_000
+    # Machines that run at the start.
+    machines_at_start: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 1
+    # Whether arrivals are a Poisson process; otherwise they are evenly spaced.
+    poisson: bool = True
+    # The longest step of the plant's clock.
+    tick_s: Annotated[float, msgspec.Meta(ge=0.01, le=60.0)] = 1.0
+    # Time until a dead machine is noticed, and until a dead replica's process runs again.
+    detection_s: _From0 = 3.0
+    restart_s: _From0 = 2.0
+    # Whether replicas are consumers of one queue, as with KEDA. Shares then have no effect.
+    competing: bool = False
+    # With policy "clients": the rate of one consumer.
+    consumer_per_s: _Above0 = 50.0

@@ -28,16 +28,15 @@ the run executes no decision except shares, transfers and migrations, as the rea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
 
 import msgspec
 
-from tidegate.control.autoscaler import Autoscaler
-from tidegate.control.provisioner import Provisioner, Want
-from tidegate.core.fleet import MachineState
-from tidegate.core.replication import ReplicaState
-from tidegate.core.scaling import Steering
-from tidegate.core.steering import (
+from tidegate.control.provisioning import Provisioner, SlotRequest
+from tidegate.control.queues.autoscaler import Autoscaler
+from tidegate.core.decisions import (
     Decision,
     Exchange,
     MachineSample,
@@ -45,14 +44,18 @@ from tidegate.core.steering import (
     QueueSample,
     SetShares,
 )
-from tidegate.laws.elasticity import DEFAULT_ELASTICITY, Elasticity
-from tidegate.laws.feed_forward import FeedForward
-from tidegate.simulation.judged import QUEUE, Judged, obeyed
-from tidegate.simulation.outcome import Explained, Outcome, Series, reversals_of
-from tidegate.simulation.plant import Plant
-from tidegate.simulation.scenarios import Scenario
-from tidegate.simulation.settings import FaultKind
-from tidegate.simulation.trace import Reader
+from tidegate.core.machines import MachineState
+from tidegate.core.topology import ControlMode, ReplicaState
+from tidegate.laws.scaling.feed_forward import FeedForwardSettings
+from tidegate.laws.scaling.load import DEFAULT_LOAD_LAW_SETTINGS, LoadLawSettings
+from tidegate.simulation.plant import FaultKind, SimulatedPlant
+from tidegate.simulation.traces import (
+    QUEUE,
+    SimulatedAgreement,
+    SimulationScenario,
+    TraceReader,
+    with_agreement_terms,
+)
 
 # Rows of a series; more than a screen has pixels to draw.
 ROWS_MAX = 2_000
@@ -64,14 +67,14 @@ Progress = Callable[[float], None]
 
 
 def simulate(
-    scenario: Scenario,
+    scenario: SimulationScenario,
     seed: int = 1,
     *,
     progress: Progress | None = None,
     record: bool = True,
-    elasticity: Elasticity = DEFAULT_ELASTICITY,
-    feed_forward: FeedForward | None = None,
-) -> Outcome:
+    elasticity: LoadLawSettings = DEFAULT_LOAD_LAW_SETTINGS,
+    feed_forward: FeedForwardSettings | None = None,
+) -> SimulationResult:
     """Run a scenario from start to end, and return the result.
 
     `progress` is called with the completed fraction, about twenty times. `record=False` omits
@@ -79,7 +82,7 @@ def simulate(
     be tuned.
     """
     autoscaler = Autoscaler(
-        obeyed(scenario.scaling), elasticity=elasticity, feed_forward=feed_forward
+        with_agreement_terms(scenario.scaling), elasticity=elasticity, feed_forward=feed_forward
     )
     run = _Run(scenario, seed, autoscaler, record=record)
     shown = 0
@@ -95,18 +98,22 @@ class _Run:
     """The state of one run."""
 
     def __init__(
-        self, scenario: Scenario, seed: int, autoscaler: Autoscaler, *, record: bool
+        self, scenario: SimulationScenario, seed: int, autoscaler: Autoscaler, *, record: bool
     ) -> None:
         scaling, settings = autoscaler.scaling, scenario.plant
         self._scenario = scenario
         self._seed = seed
         self._record = record
         self._duration_s = scenario.trace.duration_s
-        self._reader = Reader(scenario.trace)
-        self._plant = Plant(QUEUE, settings, scaling.slots_per_machine, f"{scenario.name} {seed}")
+        self._reader = TraceReader(scenario.trace)
+        self._plant = SimulatedPlant(
+            QUEUE, settings, scaling.slots_per_machine, f"{scenario.name} {seed}"
+        )
         self._autoscaler = autoscaler
         self._provisioner = Provisioner(machines_max=settings.machines_max)
-        self._judged = None if scaling.agreement is None else Judged(scaling, self._plant)
+        self._judged = (
+            None if scaling.agreement is None else SimulatedAgreement(scaling, self._plant)
+        )
         polling_s = scaling.polling_interval_s
         self._ticks = max(1, math.ceil(polling_s / settings.tick_s - 1e-9))
         self._tick_s = polling_s / self._ticks
@@ -117,10 +124,10 @@ class _Run:
         self._blind_until = self._nan_until = self._slow_until = -1.0
         self._last_sample: QueueSample | None = None
         self._fleet_at_rest: tuple[list[MachineSample], int] | None = None
-        self._series = Series()
+        self._series = SimulationSeries()
         self._record_every = max(1, math.ceil(self._duration_s / self._tick_s / ROWS_MAX))
         self._recorded_arrived = 0
-        self._explained: list[Explained] = []
+        self._explained: list[ExplainedDecision] = []
         self._decisions = 0
         self._above_s = self._late_s = self._peak = self._load_s = 0.0
         self._above_since = 0.0
@@ -193,10 +200,10 @@ class _Run:
         self._carry_out(decision)
 
     @property
-    def _want(self) -> Want:
+    def _want(self) -> SlotRequest:
         """What the queue requests from the fleet."""
         guess = None if self._judged is None else self._judged.capacity_per_s
-        return Want.of(QUEUE, self._autoscaler.scaling, self._plant.wanted_slots, guess)
+        return SlotRequest.of(QUEUE, self._autoscaler.scaling, self._plant.wanted_slots, guess)
 
     def _steer_fleet(self) -> None:
         plant = self._plant
@@ -210,7 +217,7 @@ class _Run:
 
     def _carry_out(self, decision: Decision) -> None:
         self._decisions += 1
-        recommended = self._scenario.scaling.steering is Steering.RECOMMEND
+        recommended = self._scenario.scaling.steering is ControlMode.RECOMMEND
         for action in decision.actions:
             # As in the real loop, actions among existing replicas are executed even if only
             # recommended.
@@ -218,7 +225,7 @@ class _Run:
                 self._plant.carry_out(action)
         if self._record and decision.is_worth_keeping and len(self._explained) < _EXPLAINED_MAX:
             self._explained.append(
-                Explained(
+                ExplainedDecision(
                     t_s=round(self._plant.now, 3),
                     loop=decision.loop,
                     rule=decision.rule,
@@ -320,10 +327,10 @@ class _Run:
         series.booting.append(machines.count(MachineState.BOOTING))
         series.ideal.append(ideal)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> SimulationResult:
         """Return the result with rounded numbers."""
         plant, scenario = self._plant, self._scenario
-        return Outcome(
+        return SimulationResult(
             scenario=scenario.name,
             policy=scenario.scaling.policy.value,
             seed=self._seed,
@@ -361,3 +368,96 @@ class _Run:
 def _arguments(action: object) -> str:
     fields: tuple[str, ...] = action.__struct_fields__  # type: ignore[attr-defined]
     return ", ".join(f"{name}={getattr(action, name)}" for name in fields)
+
+
+# -- outcome --
+# The result of a simulation run: numbers for comparing policies, and series for drawing.
+
+
+class SimulationSeries(msgspec.Struct, kw_only=True):
+    """The state at each recorded time; all columns have the same length."""
+
+    t_s: list[float] = []
+    # Arrival rate since the previous recorded time.
+    rate_per_s: list[float] = []
+    average_load: list[float] = []
+    # Waiting messages by replica number; "0" is the alias.
+    waiting: list[dict[str, int]] = []
+    oldest_age_s: list[float] = []
+    # Replicas that serve, and ordered ones that do not serve yet.
+    replicas: list[int] = []
+    ordered: list[int] = []
+    draining: list[int] = []
+    # Machines that run, and machines that boot.
+    machines: list[int] = []
+    booting: list[int] = []
+    # ceil(rate / capacity): the smallest number of replicas that handles the arrivals.
+    ideal: list[int] = []
+
+
+class ExplainedDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision with actions, described for people."""
+
+    t_s: float
+    loop: str
+    rule: str
+    actions: Sequence[str]
+    reason: str
+
+
+class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run. The same scenario and seed give the same bytes of JSON."""
+
+    scenario: str
+    policy: str
+    seed: int
+    duration_s: float
+    max_load: float
+    capacity_per_s: float
+    arrived: int
+    consumed: int
+    waiting_at_end: int
+    in_service_at_end: int
+    # Waiting messages per serving replica.
+    average_load_peak: float
+    average_load_mean: float
+    # Seconds with an average load above max_load.
+    above_s: float
+    # The same without the first polling interval of each excursion, in which it was noticed.
+    late_s: float
+    machine_s: float
+    # Smallest possible machine-seconds: ideal replicas without boot times.
+    machine_s_ideal: float
+    replicas_peak: int
+    machines_peak: int
+    boots: int
+    failed_boots: int
+    # Changes of direction between added and removed replicas.
+    reversals: int
+    cancelled_drains: int
+    wait_s_mean: float
+    wait_s_max: float
+    decisions: int
+    # Replica-seconds in any state.
+    replica_s: float = 0.0
+    # Windows of the agreement by verdict. `None` means that there is no agreement.
+    windows_met: int | None = None
+    windows_warned: int | None = None
+    windows_breached: int | None = None
+    series: SimulationSeries
+    explained: Sequence[ExplainedDecision] = ()
+
+    def summary(self) -> dict[str, Any]:
+        """Return the numbers without the series and decisions."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        del plain["series"], plain["explained"]
+        return plain
+
+    def as_json(self) -> dict[str, Any]:
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+
+def reversals_of(turns: Sequence[int]) -> int:
+    """Return how often the direction changed."""
+    return sum(before != after for before, after in pairwise(turns))

@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -34,23 +35,31 @@ from types import TracebackType
 from typing import IO, Self
 from urllib.parse import quote
 
-from tidegate.storage.data_folder import DataFolder, opener_0600
-from tidegate.storage.embedded_failure import EmbeddedPostgresFailed
-from tidegate.storage.embedded_role import ensure_role_and_database, password_in
-from tidegate.storage.embedded_server import (
+import psycopg
+from psycopg import sql
+
+from tidegate.storage.postgres_server import (
     DATABASE,
     HBA,
     MAJOR_VERSION,
     ROLE,
     SETTINGS,
+    STOP_IMMEDIATE_S_MAX,
     SUPERUSER,
     UNIX_SOCKET_PORT,
+    DataFolder,
+    EmbeddedPostgresFailed,
+    PostgresAccount,
+    PostgresProcess,
     binaries_folder,
+    end_leftovers,
+    end_process,
+    make_socket_folder,
+    opener_0600,
+    recorded_pid,
+    socket_folder_of,
+    works_in,
 )
-from tidegate.storage.postgres_account import PostgresAccount
-from tidegate.storage.postgres_leftovers import end_leftovers, recorded_pid, works_in
-from tidegate.storage.postgres_process import STOP_IMMEDIATE_S_MAX, PostgresProcess, end_process
-from tidegate.storage.socket_folder import make_socket_folder, socket_folder_of
 
 START_S_MAX = 120.0  # Recovery after a crash replays up to max_wal_size
 LOG_BYTES_MAX = 16 * 1024 * 1024
@@ -86,7 +95,7 @@ class EmbeddedPostgres:
             self._folder.hold()
             try:
                 self._start_server()
-                self._password, is_new = password_in(self._folder.path / "password")
+                self._password, is_new = read_or_create_password(self._folder.path / "password")
                 admin_url = self._socket_url(SUPERUSER, "postgres")
                 ensure_role_and_database(admin_url, self._password, is_new=is_new)
             except BaseException:
@@ -293,3 +302,38 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+# -- embedded_role --
+# The database of the embedded PostgreSQL, its role and the role's password.
+
+
+def read_or_create_password(path: Path) -> tuple[str, bool]:
+    """Return the password in the file, creating one if needed, and whether it is new."""
+    is_new = not path.exists()
+    if is_new:
+        password = secrets.token_urlsafe(24)
+        with open(path, "w", opener=opener_0600) as file:
+            file.write(password)
+    return path.read_text().strip(), is_new
+
+
+def ensure_role_and_database(admin_url: str, password: str, *, is_new: bool) -> None:
+    """Create the role and the database if missing, and set the password if it is new."""
+    with psycopg.connect(admin_url, autocommit=True, connect_timeout=10) as admin:
+        role = sql.Identifier(ROLE)
+        known = admin.execute("select 1 from pg_roles where rolname = %s", [ROLE]).fetchone()
+        if known is None:
+            admin.execute(sql.SQL("create role {} login").format(role))
+            admin.execute(sql.SQL("grant pg_monitor, pg_checkpoint to {}").format(role))
+        if known is None or is_new:
+            # Hashed here, so that no statement log can contain the password.
+            verifier = admin.pgconn.encrypt_password(
+                password.encode(), ROLE.encode(), b"scram-sha-256"
+            ).decode()
+            change = sql.SQL("alter role {} password {}")
+            admin.execute(change.format(role, sql.Literal(verifier)))
+        found = admin.execute("select 1 from pg_database where datname = %s", [DATABASE])
+        if found.fetchone() is None:
+            create = sql.SQL("create database {} owner {}")
+            admin.execute(create.format(sql.Identifier(DATABASE), role))

@@ -20,17 +20,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from tidegate.core.crash import crash_point
 from tidegate.core.errors import IoFailure, TidegateError, Unavailable
-from tidegate.core.replication import Move
-from tidegate.storage.postgres import PostgresStore
+from tidegate.core.runtime import crash_point
+from tidegate.core.topology import SegmentMove
+from tidegate.storage.postgres.store import PostgresStore
 
 log = logging.getLogger(__name__)
 
 _TO_COPY, _REFUSED, _HERE = range(3)
 
 
-async def move_between(source: PostgresStore, target: PostgresStore, move: Move) -> bool:
+async def move_segments(source: PostgresStore, target: PostgresStore, move: SegmentMove) -> bool:
     """Move segments; return whether they are in the target.
 
     After `Unavailable` the result is unknown: the caller repeats the move or calls `finish_moves`.
@@ -48,7 +48,7 @@ async def move_between(source: PostgresStore, target: PostgresStore, move: Move)
         raise
 
 
-async def _move(source: PostgresStore, target: PostgresStore, move: Move) -> bool:
+async def _move(source: PostgresStore, target: PostgresStore, move: SegmentMove) -> bool:
     crash_point("before-departure")
     rows = await source.ask(
         "select depart(%s, %s::int, %s, %s::int, %s::bigint[], %s::bigint[])",
@@ -71,7 +71,7 @@ async def _move(source: PostgresStore, target: PostgresStore, move: Move) -> boo
     return await _resolve(source, target, move)
 
 
-async def _resolve(source: PostgresStore, target: PostgresStore, move: Move) -> bool:
+async def _resolve(source: PostgresStore, target: PostgresStore, move: SegmentMove) -> bool:
     """Find out whether the move has arrived, or cancel it; return whether it has.
 
     The segments of a cancelled move return to their queue.
@@ -86,7 +86,7 @@ async def _resolve(source: PostgresStore, target: PostgresStore, move: Move) -> 
     return arrived
 
 
-async def _copy(source: PostgresStore, target: PostgresStore, move: Move) -> bool:
+async def _copy(source: PostgresStore, target: PostgresStore, move: SegmentMove) -> bool:
     rows = await source.ask("select * from departing(%s)", move.move_id)
     async with target.transaction() as call:
         answer = (
@@ -122,7 +122,7 @@ async def _end(
     return True
 
 
-async def finish_departures(
+async def finish_moves(
     source: PostgresStore,
     holder: Callable[[int], Awaitable[PostgresStore]],
     queue_id: int,

@@ -51,10 +51,10 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Protocol
 
-from tidegate.core.crash import crash_point
 from tidegate.core.errors import LimitReached, TidegateError, Unavailable
-from tidegate.core.ports import Settlement, Store, Write
-from tidegate.core.replication import STORE_SHIFT
+from tidegate.core.runtime import crash_point
+from tidegate.core.store import Settlement, Store, Write
+from tidegate.core.topology import STORE_SHIFT
 
 log = logging.getLogger(__name__)
 

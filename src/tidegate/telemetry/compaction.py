@@ -10,7 +10,7 @@ Each writer compacts its own files. After a day without new files, any writer ma
 another. The id of a compacted file follows from the ids of its parts, so two concurrent rounds
 produce the same file.
 
-A round is a separate process of the lowest priority (housekeeping.py). It takes neither the
+A round is a separate process of the lowest priority (recorder.py). It takes neither the
 interpreter lock nor processor time from the node whose recorder started it.
 """
 
@@ -27,28 +27,29 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from tidegate.core.crash import crash_point
 from tidegate.core.errors import InvalidValue
-from tidegate.telemetry.housekeeping import Plan, Round
+from tidegate.core.runtime import crash_point
 from tidegate.telemetry.lake import (
-    Identity,
+    HOUR_S,
+    FileIdentity,
     Lake,
     LakeFile,
-    counting,
+    expired_hours,
     safe_name,
+    valid_files,
 )
-from tidegate.telemetry.retention import HOUR_S, expired_hours
-from tidegate.telemetry.schemas import KINDS, Kind
+from tidegate.telemetry.recorder import CompactionPlan, CompactionRound
+from tidegate.telemetry.schemas import KINDS, RowKind
 
 # The minimum number of rows in a row group, except for the last one.
 _ROWS_PER_GROUP = 100_000
 _PR_SET_PDEATHSIG = 1
 
 
-def run_round(plan: Plan, lake: Lake | None = None) -> Round:
+def run_round(plan: CompactionPlan, lake: Lake | None = None) -> CompactionRound:
     """Delete expired hours and leftovers, compact the hours that are due, and return the counts."""
     lake = lake or Lake(plan.lake)
-    done = Round()
+    done = CompactionRound()
     listed = {kind.name: lake.files(kind.name) for kind in KINDS.values()}
     recorded = {file.hour for files in listed.values() for file in files}
     expired = expired_hours(recorded, plan.retention_s, plan.now_s)
@@ -66,7 +67,7 @@ def run_round(plan: Plan, lake: Lake | None = None) -> Round:
     return done
 
 
-def _is_due(hour: int, writer: str, files: Sequence[LakeFile], plan: Plan) -> bool:
+def _is_due(hour: int, writer: str, files: Sequence[LakeFile], plan: CompactionPlan) -> bool:
     if (hour + 1) * HOUR_S + plan.grace_s > plan.now_s:
         return False
     if writer == safe_name(plan.writer):
@@ -74,10 +75,12 @@ def _is_due(hour: int, writer: str, files: Sequence[LakeFile], plan: Plan) -> bo
     return max(file.modified_s for file in files) + plan.orphaned_s < plan.now_s
 
 
-def _compact(lake: Lake, kind: Kind, files: list[LakeFile], plan: Plan, done: Round) -> None:
+def _compact(
+    lake: Lake, kind: RowKind, files: list[LakeFile], plan: CompactionPlan, done: CompactionRound
+) -> None:
     """Compact the files of one writer and hour, or finish an earlier compaction."""
     identities = _identities(lake, kind, files, done)
-    current = counting(identities)
+    current = valid_files(identities)
     if len(current) > 1:
         parts = [identities[file] for file in current]
         replaced = frozenset({part.file_id for part in parts}).union(*(p.replaces for p in parts))
@@ -102,14 +105,19 @@ def _compact(lake: Lake, kind: Kind, files: list[LakeFile], plan: Plan, done: Ro
     _finish(lake, identities, plan, done)
 
 
-def _of_same_hour(lake: Lake, kind: Kind, file: LakeFile) -> list[LakeFile]:
+def _of_same_hour(lake: Lake, kind: RowKind, file: LakeFile) -> list[LakeFile]:
     found = lake.files(kind.name, since_s=file.hour * HOUR_S, until_s=(file.hour + 1) * HOUR_S)
     return [each for each in found if each.writer == file.writer]
 
 
-def _finish(lake: Lake, identities: Mapping[LakeFile, Identity], plan: Plan, done: Round) -> None:
+def _finish(
+    lake: Lake,
+    identities: Mapping[LakeFile, FileIdentity],
+    plan: CompactionPlan,
+    done: CompactionRound,
+) -> None:
     """Delete the replaced files, once the newest current file is older than `linger_s`."""
-    current = set(counting(identities))
+    current = set(valid_files(identities))
     newest_s = max((file.modified_s for file in current), default=0.0)
     if newest_s + plan.linger_s > plan.now_s:
         return
@@ -121,10 +129,10 @@ def _finish(lake: Lake, identities: Mapping[LakeFile, Identity], plan: Plan, don
 
 
 def _identities(
-    lake: Lake, kind: Kind, files: Sequence[LakeFile], done: Round
-) -> dict[LakeFile, Identity]:
+    lake: Lake, kind: RowKind, files: Sequence[LakeFile], done: CompactionRound
+) -> dict[LakeFile, FileIdentity]:
     """Return the identities of files; skip files that are damaged or of another version."""
-    found: dict[LakeFile, Identity] = {}
+    found: dict[LakeFile, FileIdentity] = {}
     for file in files:
         try:
             identity = lake.identity(file)
@@ -140,7 +148,7 @@ def _identities(
     return found
 
 
-def _row_groups(lake: Lake, kind: Kind, files: Sequence[LakeFile]) -> Iterator[Any]:
+def _row_groups(lake: Lake, kind: RowKind, files: Sequence[LakeFile]) -> Iterator[Any]:
     """Yield the rows of all files, oldest file first, in tables of limited size."""
     waiting: list[Any] = []
     rows = 0
@@ -159,7 +167,9 @@ def _joined(tables: list[Any]) -> Any:
     return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
 
-def _delete_leftovers(lake: Lake, kind: Kind, plan: Plan, done: Round) -> None:
+def _delete_leftovers(
+    lake: Lake, kind: RowKind, plan: CompactionPlan, done: CompactionRound
+) -> None:
     """Delete hidden files of this writer's earlier runs, and those of any writer after a day."""
     for file in lake.files(kind.name, hidden=True):
         ours = file.writer == safe_name(plan.writer) and file.run != plan.run
@@ -170,14 +180,14 @@ def _delete_leftovers(lake: Lake, kind: Kind, plan: Plan, done: Round) -> None:
 
 def main() -> None:
     """Run one round; read the plan from stdin, because a lake location may contain a secret."""
-    plan = msgspec.json.decode(sys.stdin.buffer.read(), type=Plan)
+    plan = msgspec.json.decode(sys.stdin.buffer.read(), type=CompactionPlan)
     os.nice(19)
     # The kernel ends this process when the recorder's process ends, for any reason.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     try:
         done = run_round(plan)
     except Exception as failure:
-        done = Round(failure=f"{type(failure).__name__}: {failure}")
+        done = CompactionRound(failure=f"{type(failure).__name__}: {failure}")
     sys.stdout.buffer.write(msgspec.json.encode(done))
 
 

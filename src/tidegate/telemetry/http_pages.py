@@ -12,11 +12,14 @@ import contextlib
 import logging
 import socket
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from tidegate.core.errors import Unavailable
+from tidegate.core.services import DoorSample
+from tidegate.telemetry.prometheus import CONTENT_TYPE, AgreementStats, DoorMetrics
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +35,7 @@ _TEXT = "text/plain; charset=utf-8"
 _ALL_ADDRESSES = ("", "0.0.0.0", "::")
 
 
-class Answer(NamedTuple):
+class PageResponse(NamedTuple):
     """The response to an HTTP request."""
 
     status: HTTPStatus
@@ -51,8 +54,8 @@ class Answer(NamedTuple):
         ).encode()
 
 
-def refusal(status: HTTPStatus, sentence: str) -> Answer:
-    return Answer(status, f"{sentence}\n".encode())
+def error_response(status: HTTPStatus, sentence: str) -> PageResponse:
+    return PageResponse(status, f"{sentence}\n".encode())
 
 
 class PageServer(ABC):
@@ -74,7 +77,7 @@ class PageServer(ABC):
         self._visits: set[asyncio.Task[None]] = set()
 
     @abstractmethod
-    async def page(self, path: str) -> Answer:
+    async def page(self, path: str) -> PageResponse:
         """Return the response to a GET of a path."""
 
     async def start(self) -> None:
@@ -132,14 +135,14 @@ class PageServer(ABC):
         except asyncio.IncompleteReadError as end:
             if not end.partial:
                 return
-            answer = refusal(HTTPStatus.BAD_REQUEST, "the request ends in the middle")
+            answer = error_response(HTTPStatus.BAD_REQUEST, "the request ends in the middle")
         except asyncio.LimitOverrunError:
-            answer = refusal(
+            answer = error_response(
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
                 f"a request has at most {REQUEST_BYTES_MAX} bytes",
             )
         except TimeoutError:
-            answer = refusal(
+            answer = error_response(
                 HTTPStatus.REQUEST_TIMEOUT, f"a request comes within {self._request_s_max:g} s"
             )
         else:
@@ -152,16 +155,16 @@ class PageServer(ABC):
             await writer.drain()
             await _linger(reader)
 
-    async def _answer_to(self, request: bytes) -> Answer:
+    async def _answer_to(self, request: bytes) -> PageResponse:
         try:
             method, target, version = request.partition(b"\r\n")[0].decode("ascii").split(" ")
             path = urlsplit(target).path
         except ValueError:
-            return refusal(HTTPStatus.BAD_REQUEST, "this is not HTTP")
+            return error_response(HTTPStatus.BAD_REQUEST, "this is not HTTP")
         if version not in ("HTTP/1.0", "HTTP/1.1"):
-            return refusal(HTTPStatus.BAD_REQUEST, "this is not HTTP/1.1")
+            return error_response(HTTPStatus.BAD_REQUEST, "this is not HTTP/1.1")
         if method not in ("GET", "HEAD"):
-            return refusal(HTTPStatus.METHOD_NOT_ALLOWED, "there is only something to GET")
+            return error_response(HTTPStatus.METHOD_NOT_ALLOWED, "there is only something to GET")
         answer = await self.page(path)
         return answer._replace(bodiless=method == "HEAD")
 
@@ -176,3 +179,48 @@ async def _linger(reader: asyncio.StreamReader) -> None:
         async with asyncio.timeout(_LINGER_S_MAX):
             while heard < _LINGER_BYTES_MAX and (chunk := await reader.read(REQUEST_BYTES_MAX)):
                 heard += len(chunk)
+
+
+# -- door_pages --
+# The operational pages of a door process: /metrics, /healthz and /readyz, on a separate port.
+#
+# The pages show the newest sample that the door process passes in every second. A request for a
+# page
+# therefore costs the door nothing. A door is ready while at least one instance is not ejected and
+# the
+# door reports no trouble.
+
+
+class DoorPages(PageServer):
+    """The pages of one door."""
+
+    def __init__(self, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        super().__init__(host=host, port=port)
+        self._exposition = DoorMetrics()
+        self._sample: DoorSample | None = None
+
+    def take(self, sample: DoorSample, standings: Iterable[AgreementStats] = ()) -> None:
+        """Store the newest sample and agreement statuses, for all following requests."""
+        self._sample = sample
+        self._exposition.take(sample, standings)
+
+    async def page(self, path: str) -> PageResponse:
+        if path == "/metrics":
+            return PageResponse(HTTPStatus.OK, self._exposition.text(), CONTENT_TYPE)
+        if path == "/healthz":
+            return PageResponse(HTTPStatus.OK, b"alive\n")
+        if path == "/readyz":
+            reason = self._why_not_ready()
+            if not reason:
+                return PageResponse(HTTPStatus.OK, b"ready\n")
+            return error_response(HTTPStatus.SERVICE_UNAVAILABLE, reason)
+        return error_response(HTTPStatus.NOT_FOUND, "there are /metrics, /healthz and /readyz")
+
+    def _why_not_ready(self) -> str:
+        if self._sample is None:
+            return "the door has not begun yet"
+        if self._sample.trouble:
+            return self._sample.trouble
+        if not any(one.ejected is None for one in self._sample.instances):
+            return f"there is no instance of {self._sample.service} that could answer"
+        return ""

@@ -11,7 +11,7 @@ has no index and no locks. A file name and the metadata inside the file say ever
     _<writer>~<run>~<id>.parquet  hidden: being written, or left behind by a killed writer
 
 Actors: recorders write new files. Rounds of compaction (compaction.py) merge the files of a past
-hour, and delete old hours (retention.py). Readers, such as the pipeline, list files at any time.
+hour, and delete old hours (lake.py). Readers, such as the pipeline, list files at any time.
 
 Invariants:
 
@@ -32,6 +32,7 @@ Failures:
 
 from __future__ import annotations
 
+import math
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,16 +48,9 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from tidegate.core.crash import crash_point
 from tidegate.core.errors import InvalidValue
-from tidegate.telemetry.retention import HOUR_S
-from tidegate.telemetry.schemas import (
-    FILE_KEY,
-    KIND_KEY,
-    REPLACES_KEY,
-    VERSION_KEY,
-    Kind,
-)
+from tidegate.core.runtime import crash_point
+from tidegate.telemetry.schemas import FILE_KEY, KIND_KEY, REPLACES_KEY, VERSION_KEY, RowKind
 
 _SUFFIX = ".parquet"
 _HIDDEN = ("_", ".")
@@ -98,7 +92,7 @@ class LakeFile:
         return self.name.split("~")[1] if self.is_hidden and "~" in self.name else ""
 
 
-class Standing(Enum):
+class FileState(Enum):
     """Whether the rows of a file count."""
 
     COUNTS = "counts"
@@ -107,7 +101,7 @@ class Standing(Enum):
 
 
 @dataclass(frozen=True)
-class Identity:
+class FileIdentity:
     """The metadata inside a file."""
 
     kind: str
@@ -125,7 +119,7 @@ class Lake:
             self._files, self._root = filesystem, location
         else:
             try:
-                self._files, self._root = located(location)
+                self._files, self._root = filesystem_of(location)
             except pa.ArrowInvalid as wrong:
                 raise InvalidValue(f"{location!r} is no lake that Arrow knows: {wrong}") from None
         self._root = self._root.rstrip("/")
@@ -134,7 +128,7 @@ class Lake:
 
     def write(
         self,
-        kind: Kind,
+        kind: RowKind,
         hour: int,
         tables: Iterable[Any],
         *,
@@ -219,11 +213,11 @@ class Lake:
                 found.append(file)
         return sorted(found, key=lambda file: (file.hour, file.name))
 
-    def identity(self, file: LakeFile) -> Identity:
+    def identity(self, file: LakeFile) -> FileIdentity:
         """Return the metadata of a file; raise `InvalidValue` if it is damaged or foreign."""
         try:
             metadata = pq.read_metadata(file.path, filesystem=self._files).metadata or {}
-            return Identity(
+            return FileIdentity(
                 kind=metadata[KIND_KEY].decode(),
                 version=int(metadata[VERSION_KEY]),
                 file_id=metadata[FILE_KEY].decode(),
@@ -241,7 +235,7 @@ class Lake:
 
     def current(self, files: Iterable[LakeFile]) -> list[LakeFile]:
         """Return the files whose rows count, without copies and replaced files."""
-        return counting({file: self.identity(file) for file in files})
+        return valid_files({file: self.identity(file) for file in files})
 
     # ---- deleting
 
@@ -270,17 +264,17 @@ class Lake:
             return  # the next run of this writer deletes it
 
 
-def counting(identities: Mapping[LakeFile, Identity]) -> list[LakeFile]:
+def valid_files(identities: Mapping[LakeFile, FileIdentity]) -> list[LakeFile]:
     """Return the files whose rows count, without copies and replaced files."""
     claims = [(identity.file_id, identity.replaces) for identity in identities.values()]
     return [
         file
-        for file, standing in zip(identities, standings(claims), strict=True)
-        if standing is Standing.COUNTS
+        for file, standing in zip(identities, file_states(claims), strict=True)
+        if standing is FileState.COUNTS
     ]
 
 
-def standings(claims: Sequence[tuple[str, frozenset[str]]]) -> list[Standing]:
+def file_states(claims: Sequence[tuple[str, frozenset[str]]]) -> list[FileState]:
     """Return the state of each file, from its id and the ids that it replaces."""
     wholes = [replaces for _, replaces in claims if replaces]
     replaced = frozenset[str]().union(*wholes)
@@ -288,20 +282,20 @@ def standings(claims: Sequence[tuple[str, frozenset[str]]]) -> list[Standing]:
     found = []
     for file_id, replaces in claims:
         if file_id in replaced:
-            found.append(Standing.REPLACED)
+            found.append(FileState.REPLACED)
         elif file_id in seen:
-            found.append(Standing.COPY)
+            found.append(FileState.COPY)
         # Two rounds compacted the same hour concurrently. The one with more files replaces the
         # other.
         elif replaces and any(replaces < other for other in wholes):
-            found.append(Standing.REPLACED)
+            found.append(FileState.REPLACED)
         else:
             seen.add(file_id)
-            found.append(Standing.COUNTS)
+            found.append(FileState.COUNTS)
     return found
 
 
-def located(location: str) -> tuple[Any, str]:
+def filesystem_of(location: str) -> tuple[Any, str]:
     """Return the Arrow file system of a location, and the path in it; raise Arrow's errors."""
     if "://" not in location:
         return pa.fs.LocalFileSystem(), str(Path(location).expanduser().absolute())
@@ -336,3 +330,40 @@ def safe_name(writer: str) -> str:
         # File systems allow about 255 bytes, and the name needs room for the other parts.
         name = f"{name[:80]}-{uuid.uuid5(uuid.NAMESPACE_OID, writer).hex}"
     return name
+
+
+# -- retention --
+# Retention: which hours of a lake are too old, decided by a clock that may be wrong.
+#
+# A clock that jumps ahead by a year would make all history look expired. The clock is therefore
+# trusted only as far as recorded rows confirm it: up to one day after the 24th newest recorded
+# hour.
+#
+#     present = min(clock, end of the day that begins with the 24th newest hour)
+#
+# A process that records continuously is not affected. After a jump of the clock nothing is deleted
+# until a day has been recorded at the new time. A process that records one hour a day keeps some
+# hours longer than configured, but it has few hours.
+
+
+HOUR_S = 3600
+# Recorded hours that confirm a new time. Fewer are needed if the retention is shorter than this.
+_HOURS_BELIEVED = 24
+_HOURS_BELIEVED_LEAST = 2
+
+
+def expired_hours(hours: Iterable[int], retention_s: float, now_s: float) -> set[int]:
+    """Return the hours to delete, from the hours since 1970 that have rows of any kind.
+
+    A retention of 0 keeps all hours.
+    """
+    if not retention_s:
+        return set()
+    # Hours in the future come from a clock that was ahead, and confirm nothing.
+    past = sorted({hour for hour in hours if hour * HOUR_S <= now_s}, reverse=True)
+    kept_hours = math.ceil(retention_s / HOUR_S)
+    needed = max(min(_HOURS_BELIEVED, kept_hours), _HOURS_BELIEVED_LEAST)
+    if len(past) < needed:
+        return set()
+    present_s = min(now_s, (past[needed - 1] + needed) * HOUR_S)
+    return {hour for hour in past if (hour + 1) * HOUR_S + retention_s < present_s}

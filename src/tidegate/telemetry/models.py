@@ -39,17 +39,17 @@ RUNS_KEPT = 10
 GIVEN_UP_AFTER_S = 86_400.0
 _MODEL_FILE = re.compile(r"(\d{6})\.json")
 
-Complain = Callable[[str], None]
+OnProblem = Callable[[str], None]
 AnyStruct = TypeVar("AnyStruct")
 
 
-class KnowledgeRefused(TidegateError):
+class ModelRegistryRefused(TidegateError):
     """The folder cannot be written to; the text gives the reason."""
 
     name = "KNOWLEDGE_REFUSED"
 
 
-class Model(msgspec.Struct, frozen=True):
+class StoredModel(msgspec.Struct, frozen=True):
     """A learned model of one subject, its quality, and whether it may be used."""
 
     # For example, a consumer group or a queue.
@@ -83,10 +83,10 @@ class ModelFile(msgspec.Struct, frozen=True):
     learned_at: datetime
     run: str
     data: DataRange
-    models: list[Model]
+    models: list[StoredModel]
 
 
-class Reading(msgspec.Struct):
+class ReadCounts(msgspec.Struct):
     """The counts of one kind of rows that a run read and left out, by reason."""
 
     files: int = 0
@@ -108,7 +108,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     failure: str | None = None
 
 
-class Run(msgspec.Struct, frozen=True):
+class LearningRun(msgspec.Struct, frozen=True):
     """The record of one run of `learn`."""
 
     schema: int
@@ -120,11 +120,11 @@ class Run(msgspec.Struct, frozen=True):
     seconds: float
     lake: str
     agreements: list[str]
-    reading: dict[str, Reading]
+    reading: dict[str, ReadCounts]
     jobs: list[JobRecord]
 
 
-class Latest(msgspec.Struct, frozen=True):
+class LatestRuns(msgspec.Struct, frozen=True):
     """The newest run, overall and per table."""
 
     schema: int
@@ -139,27 +139,27 @@ class _Stamp(msgspec.Struct, frozen=True):
     schema: int = SCHEMA
 
 
-class Knowledge:
+class ModelRegistry:
     """One folder of learned models and run tables."""
 
-    def __init__(self, folder: Path, complain: Complain = lambda _: None) -> None:
+    def __init__(self, folder: Path, complain: OnProblem = lambda _: None) -> None:
         self.folder = folder
         self._complain = complain
 
     # ---- reading
 
-    def latest(self) -> Latest | None:
+    def latest(self) -> LatestRuns | None:
         """Return the newest complete run; None before the first."""
-        return self._read(self.folder / "latest.json", Latest)
+        return self._read(self.folder / "latest.json", LatestRuns)
 
-    def run(self, name: str | None = None) -> Run | None:
+    def run(self, name: str | None = None) -> LearningRun | None:
         """Return the record of one run, by default the newest; None if it cannot be read."""
         if name is None:
             latest = self.latest()
             if latest is None:
                 return None
             name = latest.run
-        return self._read(self.folder / "runs" / name / "run.json", Run)
+        return self._read(self.folder / "runs" / name / "run.json", LearningRun)
 
     def table_folder(self, table: str) -> Path | None:
         """Return the folder of the newest Parquet files of a table; None if there are none."""
@@ -168,10 +168,10 @@ class Knowledge:
         folder = self.folder / "runs" / run / table if run else None
         return folder if folder is not None and folder.is_dir() else None
 
-    def accepted(self, kind: str) -> dict[str, Model]:
+    def accepted(self, kind: str) -> dict[str, StoredModel]:
         """Return the newest accepted model of each subject of a kind."""
         marked = self._accepted_versions().get(kind, {})
-        found: dict[str, Model] = {}
+        found: dict[str, StoredModel] = {}
         for version in sorted(set(marked.values())):
             file = self.model_file(kind, version)
             for model in file.models if file else []:
@@ -195,7 +195,7 @@ class Knowledge:
         with self._alone():
             latest = self.folder / "latest.json"
             if latest.exists() and _schema_of(latest.read_bytes()) > SCHEMA:
-                raise KnowledgeRefused(
+                raise ModelRegistryRefused(
                     f"{self.folder} was written by a newer Tidegate: upgrade this one, or name "
                     "another folder with --knowledge"
                 )
@@ -217,14 +217,14 @@ class Knowledge:
         return self.folder / "runs" / run
 
     def add_models(
-        self, kind: str, run: str, learned_at: datetime, models: Sequence[Model]
+        self, kind: str, run: str, learned_at: datetime, models: Sequence[StoredModel]
     ) -> ModelFile:
         """Write the models of a kind from one run, and mark the accepted ones."""
         with self._alone():
             return self._add_models(kind, run, learned_at, models)
 
     def _add_models(
-        self, kind: str, run: str, learned_at: datetime, models: Sequence[Model]
+        self, kind: str, run: str, learned_at: datetime, models: Sequence[StoredModel]
     ) -> ModelFile:
         file = ModelFile(
             schema=SCHEMA,
@@ -246,7 +246,7 @@ class Knowledge:
         _write(self._models / "accepted.json", marked)
         return file
 
-    def finish_run(self, run: Run) -> None:
+    def finish_run(self, run: LearningRun) -> None:
         """Publish a complete run to readers, and delete the oldest runs."""
         with self._alone():
             _write(self.run_folder(run.run) / "run.json", run)
@@ -254,7 +254,7 @@ class Knowledge:
             tables = dict(before.tables) if before else {}
             for job in run.jobs:
                 tables |= dict.fromkeys(job.tables, run.run)
-            _write(self.folder / "latest.json", Latest(SCHEMA, run.run, tables))
+            _write(self.folder / "latest.json", LatestRuns(SCHEMA, run.run, tables))
             self._prune(keep={run.run, *tables.values()})
 
     def abandon_run(self, run: str) -> None:
@@ -279,7 +279,7 @@ class Knowledge:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
         except OSError as error:
-            raise KnowledgeRefused(
+            raise ModelRegistryRefused(
                 f"{error.filename or self.folder} cannot be written: {error.strerror or error}"
             ) from error
 
@@ -334,7 +334,7 @@ def _schema_of(content: bytes) -> int:
         return SCHEMA
 
 
-def _without_gaps(model: Model) -> Model:
+def _without_gaps(model: StoredModel) -> StoredModel:
     """Return the model without its NaN values, which JSON does not support."""
     return msgspec.structs.replace(
         model,

@@ -15,18 +15,21 @@ The bounds are every eighth bound of the live histogram, so their counts are exa
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Generic, Literal, TypeVar
 
+import msgspec
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from tidegate.telemetry.histogram import BUCKETS, LARGEST_S, upper_bound_s
-from tidegate.telemetry.numbers import ControlNumbers, Durations, NodeNumbers, QueueNumbers
+from tidegate.core.services import DoorSample, InstanceSample
+from tidegate.core.services import Durations as Bounds
+from tidegate.telemetry.meters import BUCKETS, LARGEST_S, upper_bound_s
+from tidegate.telemetry.stats import ControlStats, Durations, NodeStats, QueueStats
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 QUEUES_MAX = 500
@@ -34,11 +37,11 @@ _LINES_PER_PIECE = 500
 _LABELS_PER_PIECE = 50
 
 # Formats a float as Prometheus expects it.
-_figure: Callable[[float], str] = floatToGoString
+_format_value: Callable[[float], str] = floatToGoString
 
 # From 128 µs to 18 minutes in doublings, and half an hour.
 BOUNDS_S = [*(2**k / 1e6 for k in range(7, 31)), LARGEST_S]
-_BOUND_TEXTS = [*map(_figure, BOUNDS_S), "+Inf"]
+_BOUND_TEXTS = [*map(_format_value, BOUNDS_S), "+Inf"]
 # Upper limits for the bounds of live buckets. The last bucket but one ends at LARGEST_S, although
 # its computed bound is larger. The last bucket goes to +Inf.
 _REACHES_S = [bound_s * (1 + 1e-9) for bound_s in (*BOUNDS_S[:-1], upper_bound_s(BUCKETS - 2))]
@@ -48,7 +51,7 @@ Kind = Literal["gauge", "counter", "histogram"]
 
 
 @dataclass(frozen=True)
-class Shown(Generic[Source]):
+class ExposedMetric(Generic[Source]):
     """One metric, and the function that reads its value from the stats."""
 
     name: str
@@ -57,77 +60,83 @@ class Shown(Generic[Source]):
     read: Callable[[Source], float | Durations]
 
 
-NODE_METRICS: tuple[Shown[NodeNumbers], ...] = (
-    Shown("tidegate_node_uptime_seconds", "gauge", "Since the node started.", lambda n: n.uptime_s),
-    Shown("tidegate_node_connections", "gauge", "Open connections.", lambda n: n.connections),
-    Shown(
+NODE_METRICS: tuple[ExposedMetric[NodeStats], ...] = (
+    ExposedMetric(
+        "tidegate_node_uptime_seconds", "gauge", "Since the node started.", lambda n: n.uptime_s
+    ),
+    ExposedMetric(
+        "tidegate_node_connections", "gauge", "Open connections.", lambda n: n.connections
+    ),
+    ExposedMetric(
         "tidegate_node_queues",
         "gauge",
         "Queues that the node owns.",
         lambda n: len(n.queues) + n.queues_left_out,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_node_queues_left_out",
         "gauge",
         "Of those, how many are not shown here, for metrics.queues_max.",
         lambda n: n.queues_left_out,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_node_memory_bound_bytes",
         "gauge",
         "What messages may take of the node's memory.",
         lambda n: n.memory_bound_bytes,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_node_memory_messages_bytes",
         "gauge",
         "What messages take of it; the rest waits in the store.",
         lambda n: n.memory_resident_bytes,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_node_memory_process_bytes",
         "gauge",
         "Resident memory of the process.",
         lambda n: n.process_memory_bytes,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_node_cpu_seconds_total",
         "counter",
         "Processor time of the process.",
         lambda n: n.process_cpu_s,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_node_commits_total",
         "counter",
         "Transactions that stored messages.",
         lambda n: n.commits,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_node_committed_messages_total",
         "counter",
         "Messages that they stored.",
         lambda n: round(n.messages_per_commit * n.commits),
     ),
-    Shown("tidegate_node_commit_seconds", "histogram", "How long they took.", lambda n: n.commit),
-    Shown(
+    ExposedMetric(
+        "tidegate_node_commit_seconds", "histogram", "How long they took.", lambda n: n.commit
+    ),
+    ExposedMetric(
         "tidegate_node_packets_received_total",
         "counter",
         "Packets that came in.",
         lambda n: n.packets_in,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_node_packets_sent_total",
         "counter",
         "Packets that went out.",
         lambda n: n.packets_out,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_node_rows_recorded_total",
         "counter",
         "Rows of telemetry in the lake.",
         lambda n: n.rows_recorded,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_node_rows_dropped_total",
         "counter",
         "Rows of telemetry that could not be recorded, since the lake cannot be written.",
@@ -135,167 +144,173 @@ NODE_METRICS: tuple[Shown[NodeNumbers], ...] = (
     ),
 )
 
-QUEUE_METRICS: tuple[Shown[QueueNumbers], ...] = (
-    Shown(
+QUEUE_METRICS: tuple[ExposedMetric[QueueStats], ...] = (
+    ExposedMetric(
         "tidegate_queue_waiting_messages",
         "gauge",
         "Messages that wait for a consumer, or for their time to come.",
         lambda q: q.waiting,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_waiting_in_store_messages",
         "gauge",
         "Of those, how many are in the store only.",
         lambda q: q.waiting_in_store,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_delayed_messages",
         "gauge",
         "Of those, how many are not due yet, for their delay or for a retry.",
         lambda q: q.delayed,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_unacknowledged_messages",
         "gauge",
         "Messages in the hands of consumers.",
         lambda q: q.unacknowledged,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_oldest_age_seconds",
         "gauge",
         "For how long the oldest message could have been delivered; 0 when none could.",
         lambda q: q.oldest_age_s,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_resident_bytes",
         "gauge",
         "Memory that its messages take.",
         lambda q: q.resident_bytes,
     ),
-    Shown("tidegate_queue_consumers", "gauge", "Subscriptions.", lambda q: len(q.consumers)),
-    Shown(
+    ExposedMetric(
+        "tidegate_queue_consumers", "gauge", "Subscriptions.", lambda q: len(q.consumers)
+    ),
+    ExposedMetric(
         "tidegate_queue_prefetch_messages",
         "gauge",
         "Unacknowledged messages that they are allowed, together.",
         lambda q: sum(consumer.prefetch for consumer in q.consumers),
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_steered_consumers",
         "gauge",
         "Subscriptions whose prefetch the node steers to a goal.",
-        lambda q: len(steps_of(q)),
+        lambda q: len(newest_control_steps(q)),
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_prefetch_target_per_second",
         "gauge",
         "Messages a second that are wanted at them, on average; 0 when that is not known.",
-        lambda q: _mean(step.target_per_s for step in steps_of(q)),
+        lambda q: _mean(step.target_per_s for step in newest_control_steps(q)),
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_prefetch_error_per_second",
         "gauge",
         "By how much less arrives at them than wanted, on average.",
-        lambda q: _mean(step.error_per_s for step in steps_of(q)),
+        lambda q: _mean(step.error_per_s for step in newest_control_steps(q)),
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_prefetch_output_messages",
         "gauge",
         "Prefetch that their controllers want, with its fraction, on average.",
-        lambda q: _mean(step.level for step in steps_of(q)),
+        lambda q: _mean(step.level for step in newest_control_steps(q)),
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_prefetch_saturated_consumers",
         "gauge",
         "Of those, how many are at a limit of their prefetch.",
-        lambda q: sum(1 for step in steps_of(q) if step.saturated),
+        lambda q: sum(1 for step in newest_control_steps(q) if step.saturated),
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_prefetch_held_consumers",
         "gauge",
         "Of those, how many are not steered by what was measured: held, by hand, or fallen back.",
-        lambda q: sum(1 for step in steps_of(q) if step.mode != "automatic"),
+        lambda q: sum(1 for step in newest_control_steps(q) if step.mode != "automatic"),
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_waiting_readers",
         "gauge",
         "Reads that wait for a message.",
         lambda q: q.readers_waiting,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_confirmed_total",
         "counter",
         "Messages put and confirmed: they are on disk, unless the queue is transient.",
         lambda q: q.put,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_refused_total",
         "counter",
         "Messages whose put was refused.",
         lambda q: q.refused,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_delivered_total",
         "counter",
         "Deliveries, repeated ones too.",
         lambda q: q.delivered,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_redelivered_total",
         "counter",
         "Of those, deliveries of messages that may have been delivered before.",
         lambda q: q.redelivered,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_returned_total",
         "counter",
         "Messages that came back: returned, lease run out, or consumer gone.",
         lambda q: q.returned,
     ),
-    Shown("tidegate_queue_acknowledged_total", "counter", "Messages done.", lambda q: q.acked),
-    Shown(
+    ExposedMetric(
+        "tidegate_queue_acknowledged_total", "counter", "Messages done.", lambda q: q.acked
+    ),
+    ExposedMetric(
         "tidegate_queue_dead_lettered_total",
         "counter",
         "Messages given up that went to the dead letters.",
         lambda q: q.dead_lettered,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_dropped_total",
         "counter",
         "Messages given up that went nowhere: the queue keeps no dead letters.",
         lambda q: q.dropped,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_expired_total",
         "counter",
         "Messages that outlived their time.",
         lambda q: q.expired,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_deduplicated_total",
         "counter",
         "Messages that were not stored, since one with their dedup id was.",
         lambda q: q.deduplicated,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_handed_over_total",
         "counter",
         "Messages that went to a sibling: from an alias to a replica, or from one to another.",
         lambda q: q.handed_over,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_taken_over_total",
         "counter",
         "Messages that came from a sibling.",
         lambda q: q.taken_over,
     ),
-    Shown("tidegate_queue_paused", "gauge", "1 while the queue is paused.", lambda q: q.paused),
-    Shown(
+    ExposedMetric(
+        "tidegate_queue_paused", "gauge", "1 while the queue is paused.", lambda q: q.paused
+    ),
+    ExposedMetric(
         "tidegate_queue_wait_seconds",
         "histogram",
         "From when a message could be delivered to its first delivery; delays do not count.",
         lambda q: q.wait,
     ),
-    Shown(
+    ExposedMetric(
         "tidegate_queue_service_seconds",
         "histogram",
         "From delivery to acknowledgement.",
@@ -304,7 +319,7 @@ QUEUE_METRICS: tuple[Shown[QueueNumbers], ...] = (
 )
 
 
-def steps_of(queue: QueueNumbers) -> list[ControlNumbers]:
+def newest_control_steps(queue: QueueStats) -> list[ControlStats]:
     """Return the newest control step of each consumer with a controlled prefetch."""
     return [consumer.control[-1] for consumer in queue.consumers if consumer.control]
 
@@ -314,13 +329,13 @@ def _mean(figures: Iterable[float | None]) -> float:
     return sum(known) / len(known) if known else 0.0
 
 
-class Exposition:
+class NodeMetrics:
     """Writes the metrics of one node, and caches the label texts of its queues."""
 
     def __init__(self) -> None:
         self._labels: dict[tuple[str, str], str] = {}
 
-    def pieces(self, node: NodeNumbers) -> Iterator[bytes]:
+    def pieces(self, node: NodeStats) -> Iterator[bytes]:
         """Yield the text in pieces, so that the caller can run other tasks in between.
 
         Some pieces are empty.
@@ -328,22 +343,22 @@ class Exposition:
         of_node = label_text({"node": node.name})
         lines: list[str] = []
         for shown in NODE_METRICS:
-            lines += head(shown)
-            lines += lines_of(shown.name, of_node, shown.read(node))
-        yield joined(lines)
+            lines += metric_header(shown)
+            lines += metric_lines(shown.name, of_node, shown.read(node))
+        yield join_lines(lines)
         yield from self._learn_labels(node)
         for queue_metric in QUEUE_METRICS:
-            lines = head(queue_metric)
+            lines = metric_header(queue_metric)
             for queue in node.queues:
                 labels = self._labels[node.name, queue.name]
-                lines += lines_of(queue_metric.name, labels, queue_metric.read(queue))
+                lines += metric_lines(queue_metric.name, labels, queue_metric.read(queue))
                 if len(lines) >= _LINES_PER_PIECE:
-                    yield joined(lines)
+                    yield join_lines(lines)
                     lines = []
             if lines:
-                yield joined(lines)
+                yield join_lines(lines)
 
-    def _learn_labels(self, node: NodeNumbers) -> Iterator[bytes]:
+    def _learn_labels(self, node: NodeStats) -> Iterator[bytes]:
         """Cache the labels of the present queues and drop all others; yield empty pieces."""
         known, self._labels = self._labels, {}
         for number, queue in enumerate(node.queues, 1):
@@ -353,14 +368,14 @@ class Exposition:
                 yield b""
 
 
-def _labels(node: NodeNumbers, queue: QueueNumbers) -> dict[str, str]:
+def _labels(node: NodeStats, queue: QueueStats) -> dict[str, str]:
     labels = {"node": node.name, "queue": queue.logical or queue.name}
     if queue.replica:
         labels["replica"] = str(queue.replica)
     return labels
 
 
-def cumulative(durations: Durations) -> list[int]:
+def cumulative_counts(durations: Durations) -> list[int]:
     """Return the number of durations up to each of BOUNDS_S, and finally the total."""
     counts = [0] * (len(BOUNDS_S) + 1)
     for bound_s, count in durations.buckets:
@@ -368,7 +383,7 @@ def cumulative(durations: Durations) -> list[int]:
     return list(accumulate(counts))
 
 
-def table() -> str:
+def node_metrics_table() -> str:
     """Return the metrics as a Markdown table for the docs."""
     rows = ["| metric | kind | labels | what it says |", "|---|---|---|---|"]
     rows += [table_row(shown, "`node`") for shown in NODE_METRICS]
@@ -376,31 +391,31 @@ def table() -> str:
     return "\n".join(rows)
 
 
-def table_row(shown: Shown[Source], labels: str) -> str:
+def table_row(shown: ExposedMetric[Source], labels: str) -> str:
     """Return a metric as a row of the docs table."""
     return f"| `{shown.name}` | {shown.kind} | {labels} | {shown.says} |"
 
 
-def head(shown: Shown[Source]) -> list[str]:
+def metric_header(shown: ExposedMetric[Source]) -> list[str]:
     """Return the HELP and TYPE lines of a metric."""
     return [f"# HELP {shown.name} {shown.says}", f"# TYPE {shown.name} {shown.kind}"]
 
 
-def lines_of(name: str, labels: str, figure: float | Durations) -> list[str]:
+def metric_lines(name: str, labels: str, figure: float | Durations) -> list[str]:
     """Return the sample lines of a metric: one line, or those of a histogram."""
     if not isinstance(figure, Durations):
-        return [f"{name}{{{labels}}} {_figure(figure)}"]
-    counts = cumulative(figure)
+        return [f"{name}{{{labels}}} {_format_value(figure)}"]
+    counts = cumulative_counts(figure)
     lines = [
         f'{name}_bucket{{le="{bound}",{labels}}} {count}'
         for bound, count in zip(_BOUND_TEXTS, counts, strict=True)
     ]
     lines.append(f"{name}_count{{{labels}}} {counts[-1]}")
-    lines.append(f"{name}_sum{{{labels}}} {_figure(figure.sum_s)}")
+    lines.append(f"{name}_sum{{{labels}}} {_format_value(figure.sum_s)}")
     return lines
 
 
-def joined(lines: list[str]) -> bytes:
+def join_lines(lines: list[str]) -> bytes:
     """Return lines as bytes to send."""
     return ("\n".join(lines) + "\n").encode()
 
@@ -421,3 +436,267 @@ def label_text(labels: dict[str, str]) -> str:
     family.add_metric(list(labels.values()), 0)
     sample = generate_latest(_Only(family)).decode().split("\n")[2]
     return sample.removeprefix("x{").rpartition("}")[0]
+
+
+# -- door_exposition --
+# The metrics of an HTTP service's door as Prometheus text.
+#
+# Three tables define the metrics of the door, of each instance behind it, and of each agreement
+# with
+# a known status. All values come from the door's newest sample, so a scrape costs no time on the
+# path
+# of requests. Only ejections are counted here, because a sample says that an instance is ejected
+# but
+# not how often.
+#
+#     metrics.take(sample, statuses)     every second
+#     metrics.text()                     b"# HELP tidegate_http_requests_total …"
+#
+# The buckets are those of nodes. A door reports no sums of durations. `_sum` therefore takes each
+# duration as the middle of its bucket.
+
+
+# The middle of a bucket, as a fraction of its upper bound.
+_MIDDLE = (1.0 + upper_bound_s(0) / upper_bound_s(1)) / 2.0
+
+
+class AgreementStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The status of one agreement."""
+
+    agreement: str
+    # One of "met", "warned", "breached" and "no_data".
+    verdict: str
+    budget_left: float
+    burn_rate: float | None = None
+
+
+class InstanceStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The door's sample of an instance, and the number of its ejections."""
+
+    seen: InstanceSample
+    ejections: int = 0
+
+
+VERDICTS = ("met", "warned", "breached", "no_data")
+
+DOOR_METRICS: tuple[ExposedMetric[DoorSample], ...] = (
+    ExposedMetric(
+        "tidegate_http_requests_total",
+        "counter",
+        "Requests that the door let in.",
+        lambda door: door.accepted,
+    ),
+    ExposedMetric(
+        "tidegate_http_answered_total",
+        "counter",
+        "Whole answers of instances that went to clients.",
+        lambda door: door.answered,
+    ),
+    ExposedMetric(
+        "tidegate_http_refused_total",
+        "counter",
+        "Requests whose client got no whole answer of an instance: turned away, or cut off.",
+        lambda door: door.refused,
+    ),
+    ExposedMetric(
+        "tidegate_http_in_flight_requests",
+        "gauge",
+        "Requests that the door has in hand.",
+        lambda door: door.in_flight,
+    ),
+    ExposedMetric(
+        "tidegate_http_waiting_requests",
+        "gauge",
+        "Of those, how many wait in the door for an instance.",
+        lambda door: door.waiting,
+    ),
+    ExposedMetric(
+        "tidegate_http_response_seconds",
+        "histogram",
+        "From a request to the end of its answer, as clients see it.",
+        lambda door: durations_of(door.response),
+    ),
+    ExposedMetric(
+        "tidegate_http_instances",
+        "gauge",
+        "Instances that the door knows, spare and ejected ones too.",
+        lambda door: len(door.instances),
+    ),
+    ExposedMetric(
+        "tidegate_http_troubled",
+        "gauge",
+        "1 while there is something that the door cannot do.",
+        lambda door: bool(door.trouble),
+    ),
+)
+
+INSTANCE_METRICS: tuple[ExposedMetric[InstanceStats], ...] = (
+    ExposedMetric(
+        "tidegate_http_instance_outstanding_requests",
+        "gauge",
+        "Requests that the instance has not answered.",
+        lambda one: one.seen.outstanding,
+    ),
+    ExposedMetric(
+        "tidegate_http_instance_sent_total",
+        "counter",
+        "Requests sent to the instance.",
+        lambda one: one.seen.sent,
+    ),
+    ExposedMetric(
+        "tidegate_http_instance_answered_total",
+        "counter",
+        "Requests that it answered.",
+        lambda one: one.seen.answered,
+    ),
+    ExposedMetric(
+        "tidegate_http_instance_server_errors_total",
+        "counter",
+        "Of those, how many with 500 and above.",
+        lambda one: one.seen.server_errors,
+    ),
+    ExposedMetric(
+        "tidegate_http_instance_failed_total",
+        "counter",
+        "Requests without a whole answer of it.",
+        lambda one: one.seen.failed,
+    ),
+    ExposedMetric(
+        "tidegate_http_instance_service_seconds",
+        "histogram",
+        "From sending a request to it to the end of its answer.",
+        lambda one: durations_of(one.seen.response),
+    ),
+    ExposedMetric(
+        "tidegate_http_instance_ejected",
+        "gauge",
+        "1 while the instance is out of the balancing.",
+        lambda one: one.seen.ejected is not None,
+    ),
+    ExposedMetric(
+        "tidegate_http_instance_ejections_total",
+        "counter",
+        "How often it went out of it.",
+        lambda one: one.ejections,
+    ),
+)
+
+AGREEMENT_METRICS: tuple[ExposedMetric[AgreementStats], ...] = (
+    ExposedMetric(
+        "tidegate_agreement_budget_left",
+        "gauge",
+        "What is left of the error budget: 1 untouched, below 0 overdrawn.",
+        lambda one: one.budget_left,
+    ),
+    ExposedMetric(
+        "tidegate_agreement_burn_rate",
+        "gauge",
+        "How many times faster than allowed it was used in the last hour; 0 without data.",
+        lambda one: one.burn_rate or 0.0,
+    ),
+)
+
+RESPONSES: ExposedMetric[int] = ExposedMetric(
+    "tidegate_http_responses_total",
+    "counter",
+    "Answers that clients got by the class of their status, those of the door itself too.",
+    lambda count: count,
+)
+VERDICT: ExposedMetric[bool] = ExposedMetric(
+    "tidegate_agreement_verdict",
+    "gauge",
+    "1 for the verdict on the newest window, 0 for the others.",
+    lambda holds: holds,
+)
+
+
+class DoorMetrics:
+    """The newest sample of one door, its ejection counts and the status of its agreements."""
+
+    def __init__(self) -> None:
+        self._sample: DoorSample | None = None
+        self._standings: tuple[AgreementStats, ...] = ()
+        self._ejections: dict[int, int] = {}
+
+    def take(self, sample: DoorSample, standings: Iterable[AgreementStats] = ()) -> None:
+        """Store the newest sample of the door, and the status of its agreements if known."""
+        was_out = (
+            {one.instance_id: one.ejected is not None for one in self._sample.instances}
+            if self._sample
+            else {}
+        )
+        self._ejections = {
+            one.instance_id: self._ejections.get(one.instance_id, 0)
+            + (one.ejected is not None and not was_out.get(one.instance_id, False))
+            for one in sample.instances
+        }
+        self._sample, self._standings = sample, tuple(standings)
+
+    def text(self) -> bytes:
+        """Return all metrics as text; empty before the first sample."""
+        sample = self._sample
+        return b"" if sample is None else join_lines(list(self._lines(sample)))
+
+    def _lines(self, sample: DoorSample) -> Iterator[str]:
+        of_door = {"service": sample.service, "door": sample.door}
+        labels = label_text(of_door)
+        for shown in DOOR_METRICS:
+            yield from metric_header(shown)
+            yield from metric_lines(shown.name, labels, shown.read(sample))
+        yield from _by_label(RESPONSES, of_door, "class", sample.by_class)
+        instances = [
+            (
+                label_text({**of_door, "instance": str(one.instance_id)}),
+                InstanceStats(seen=one, ejections=self._ejections[one.instance_id]),
+            )
+            for one in sample.instances
+        ]
+        for of_instance in INSTANCE_METRICS:
+            yield from metric_header(of_instance)
+            for labels, numbers in instances:
+                yield from metric_lines(of_instance.name, labels, of_instance.read(numbers))
+        if self._standings:
+            yield from _standing_lines(self._standings)
+
+
+def _standing_lines(standings: Iterable[AgreementStats]) -> Iterator[str]:
+    for shown in AGREEMENT_METRICS:
+        yield from metric_header(shown)
+        for one in standings:
+            labels = label_text({"agreement": one.agreement})
+            yield from metric_lines(shown.name, labels, shown.read(one))
+    yield from metric_header(VERDICT)
+    for one in standings:
+        for verdict in VERDICTS:
+            labels = label_text({"agreement": one.agreement, "verdict": verdict})
+            yield from metric_lines(VERDICT.name, labels, VERDICT.read(verdict == one.verdict))
+
+
+def _by_label(
+    shown: ExposedMetric[int], labels: Mapping[str, str], name: str, counts: Mapping[str, int]
+) -> Iterator[str]:
+    if counts:
+        yield from metric_header(shown)
+    for value, count in sorted(counts.items()):
+        yield from metric_lines(shown.name, label_text({**labels, name: value}), shown.read(count))
+
+
+def durations_of(bounds: Bounds) -> Durations:
+    """Return durations, given as pairs of upper bound and count, as a histogram."""
+    return Durations(
+        count=sum(count for _, count in bounds),
+        buckets=list(bounds),
+        sum_s=sum(_MIDDLE * min(bound_s, LARGEST_S) * count for bound_s, count in bounds),
+    )
+
+
+def door_metrics_table() -> str:
+    """Return the metrics as a Markdown table for the docs."""
+    of_door, of_instance = "`service`, `door`", "`service`, `door`, `instance`"
+    rows = ["| metric | kind | labels | what it says |", "|---|---|---|---|"]
+    rows += [table_row(shown, of_door) for shown in DOOR_METRICS]
+    rows.append(table_row(RESPONSES, f"{of_door}, `class`"))
+    rows += [table_row(shown, of_instance) for shown in INSTANCE_METRICS]
+    rows += [table_row(shown, "`agreement`") for shown in AGREEMENT_METRICS]
+    rows.append(table_row(VERDICT, "`agreement`, `verdict`"))
+    return "\n".join(rows)

@@ -33,18 +33,23 @@ Only the thread imports Arrow, so that a process that does not record does not n
 from __future__ import annotations
 
 import logging
+import random
+import subprocess
+import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidegate.telemetry.housekeeping import Housekeeping
+from tidegate.core.services import DoorSample, Durations, Instance, InstanceSample, sample_delta
+from tidegate.telemetry.meters import AdaptiveSampler, bucket_up_to
 
 if TYPE_CHECKING:
     from tidegate.telemetry.lake import Lake
+
 
 log = logging.getLogger(__name__)
 
@@ -245,7 +250,7 @@ class Recorder:
             log.error("nothing is recorded: %s", failure)
             self._drop_everything()
             return
-        housekeeping = Housekeeping(self.lake, self._writer, self._run, self.options.retention_s)
+        housekeeping = LakeMaintenance(self.lake, self._writer, self._run, self.options.retention_s)
         while not self._stopping:
             housekeeping.look_after()
             self._wake.wait(self.options.flush_s)
@@ -340,3 +345,285 @@ def table_of(columns: Any, rows: Sequence[Row]) -> Any:
             # Release the interpreter lock. Otherwise the node's event loop would wait 5 ms for it.
             time.sleep(0)
     return pa.Table.from_arrays(arrays, schema=columns)
+
+
+# -- http_requests --
+# Sampled HTTP requests, one in N: where each spent its time.
+#
+#     arrived → wait for an instance → chosen → connect → sent → server → answered
+#
+# Only the method, the status and times are kept. The path, query, headers and bodies are not
+# recorded. A door spends one comparison per request:
+#
+#     samples.skip -= 1
+#     if samples.skip <= 0:
+#         samples.take(method, status, instance_id, (arrived, chosen, sent, answered))
+
+
+# Monotonic times in seconds: arrived, chosen, sent, answered. A phase that did not happen, as in a
+# refused request, has length 0: its time equals the next one.
+Cuts = tuple[float, float, float, float]
+
+# Other methods are recorded as "other". A client may send any text as a method, and methods are
+# grouping keys.
+_METHODS = frozenset(
+    ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
+)
+_OTHER = "other"
+
+
+class HttpRequestSamples:
+    """The requests that were chosen since the last tick."""
+
+    __slots__ = ("_sampler", "_taken", "skip")
+
+    def __init__(self, sampler: AdaptiveSampler) -> None:
+        self._sampler = sampler
+        self._taken: list[tuple[str, int, int | None, int, Cuts]] = []
+        # The number of requests until the next one is chosen.
+        self.skip = sampler.skip
+
+    def take(self, method: str, status: int, instance: int | None, cuts: Cuts) -> None:
+        """Record the request that was just answered."""
+        self._taken.append((method, status, instance, self._sampler.one_by_one(), cuts))
+        self.skip = self._sampler.skip
+
+    def tick(self, node: str, service: str, door: str, now: float, now_us: int) -> list[Row]:
+        """End an interval, and return the rows of the requests chosen in it."""
+        self._sampler.skip = self.skip
+        self._sampler.tick()
+        self.skip = self._sampler.skip
+        taken, self._taken = self._taken, []
+        return [
+            (
+                now_us - int(1e6 * (now - cuts[-1])),
+                *(node, service, door, instance),
+                *(method if method in _METHODS else _OTHER, status, float(weight)),
+                *_phases_us(cuts),
+            )
+            for method, status, instance, weight, cuts in taken
+        ]
+
+
+def _phases_us(cuts: Cuts) -> Row:
+    arrived_us, chosen_us, sent_us, answered_us = (1e6 * cut for cut in cuts)
+    return (
+        chosen_us - arrived_us,
+        sent_us - chosen_us,
+        answered_us - sent_us,
+        answered_us - arrived_us,
+    )
+
+
+# -- http_sampler --
+# The samples that a door process records: each second a row for itself and for each instance.
+#
+#     sampler = HttpSampler(recorder)                        when the door starts
+#     sampler.take(await door.sample(), instances, 100)      each second
+#     sampler.requests                                       where the door adds single requests
+#
+# Differences of consecutive totals give the counts of an interval (core.door_interval). The length
+# of
+# the interval comes from the monotonic clock, because the wall clock may jump. The recorder never
+# waits. If it drops rows, the door's next row reports how many.
+
+
+KIND = "http_samples"
+_NOTHING: list[tuple[int, int]] = []
+_OF_NO_INSTANCE = (None, None, None, None)
+
+
+class HttpSampler:
+    """Makes rows from the samples of one door."""
+
+    def __init__(self, recorder: Recorder, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._recorder = recorder
+        self._monotonic = monotonic
+        self._sampled_at = monotonic()
+        self._before: DoorSample | None = None
+        self._dropped_told = 0
+        self.requests: HttpRequestSamples | None = None
+        options = recorder.options
+        if options.requests_per_s:
+            self.requests = HttpRequestSamples(
+                AdaptiveSampler(options.requests_per_s, interval_s=options.interval_s)
+            )
+
+    def take(
+        self, sample: DoorSample, instances: Sequence[Instance] = (), concurrency: int | None = None
+    ) -> None:
+        """Record the counts since the previous sample.
+
+        `concurrency` is the service's limit per instance, for instances without their own.
+        """
+        now = self._monotonic()
+        interval_s, self._sampled_at = max(now - self._sampled_at, 1e-9), now
+        between, self._before = sample_delta(self._before, sample), sample
+        recorder = self._recorder
+        dropped = recorder.rows_dropped
+        rows = door_rows(between, interval_s, recorder.writer, instances, concurrency)
+        if recorder.add(KIND, [(*rows[0][:-1], dropped - self._dropped_told), *rows[1:]]):
+            # If these rows are dropped, too, the next row reports them.
+            self._dropped_told = dropped
+        if self.requests is not None:
+            at_us = int(sample.at * 1e6)
+            found = self.requests.tick(recorder.writer, sample.service, sample.door, now, at_us)
+            recorder.add("http_requests", found)
+
+
+def door_rows(
+    between: DoorSample,
+    interval_s: float,
+    node: str,
+    instances: Sequence[Instance],
+    concurrency: int | None,
+) -> list[Row]:
+    """Return the row of a door, followed by a row for each instance."""
+    begins = (int(between.at * 1e6), interval_s, node, between.service, between.door)
+    of_door = (
+        *(*begins, None, between.accepted, between.answered, between.refused, 0, 0, 0, 0),
+        *(lake_buckets(between.response), _NOTHING, between.in_flight, between.waiting, 0),
+        *(*_OF_NO_INSTANCE, "", between.trouble, 0),
+    )
+    known = {one.instance_id: one for one in instances}
+    return [
+        of_door,
+        *(
+            (*begins, *_of_instance(one, known.get(one.instance_id), concurrency))
+            for one in between.instances
+        ),
+    ]
+
+
+def _of_instance(seen: InstanceSample, known: Instance | None, concurrency: int | None) -> Row:
+    stored: Row = _OF_NO_INSTANCE
+    if known is not None:
+        limit = concurrency if known.concurrency is None else known.concurrency
+        stored = (known.version, known.weight, limit, known.free_memory_bytes)
+    return (
+        *(seen.instance_id, 0, 0, 0, seen.sent, seen.answered, seen.server_errors, seen.failed),
+        *(_NOTHING, lake_buckets(seen.response), 0, 0, seen.outstanding),
+        *(*stored, seen.ejected or "", "", 0),
+    )
+
+
+def lake_buckets(durations: Durations) -> list[tuple[int, int]]:
+    """Return durations as counts per lake bucket, in ascending order."""
+    counts: dict[int, int] = {}
+    for bound_s, count in durations:
+        bucket = bucket_up_to(bound_s)
+        counts[bucket] = counts.get(bucket, 0) + count
+    return sorted(counts.items())
+
+
+# -- housekeeping --
+# Maintenance of a lake: it starts rounds of compaction, each as a separate process.
+#
+# The recorder's thread asks every few seconds whether a round is due. It never waits for a round.
+# The
+# next round completes a round that was killed (compaction.py).
+
+
+EVERY_S = 600.0
+FIRST_S = 60.0
+# An hour counts as over this long after its end. Rows are written some seconds late, and the clocks
+# of machines differ.
+GRACE_S = 600.0
+# Replaced files are kept this long for readers that have listed them.
+LINGER_S = 600.0
+# A writer without new files in an hour for this long counts as gone.
+ORPHANED_S = 86_400.0
+
+
+class CompactionPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The input of one round."""
+
+    lake: str
+    writer: str
+    # The run of the writer. Its hidden files are in progress and are not leftovers.
+    run: str
+    now_s: float
+    # 0 keeps all hours.
+    retention_s: float = 0.0
+    grace_s: float = GRACE_S
+    linger_s: float = LINGER_S
+    orphaned_s: float = ORPHANED_S
+
+
+class CompactionRound(msgspec.Struct):
+    """The counts of one round."""
+
+    hours_compacted: int = 0
+    files_replaced: int = 0
+    files_deleted: int = 0
+    leftovers_deleted: int = 0
+    hours_expired: int = 0
+    # Files that are damaged or of an unknown version; they are left unchanged.
+    files_left_out: int = 0
+    failure: str = ""
+
+
+class LakeMaintenance:
+    """Starts rounds, one at a time, and logs their failures."""
+
+    def __init__(self, lake: str, writer: str, run: str, retention_s: float) -> None:
+        self._lake = lake
+        self._writer = writer
+        self._run = run
+        self._retention_s = retention_s
+        # A random first delay. Nodes often start together, and a round takes a hundred megabytes of
+        # memory.
+        self._due_at = time.monotonic() + random.uniform(FIRST_S, EVERY_S)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def look_after(self) -> None:
+        """Start a round if one is due; never wait."""
+        if self._process is not None:
+            if self._process.poll() is not None:
+                self._hear(self._process)
+                self._process = None
+        elif time.monotonic() >= self._due_at:
+            self._due_at = time.monotonic() + EVERY_S
+            plan = CompactionPlan(
+                lake=self._lake,
+                writer=self._writer,
+                run=self._run,
+                now_s=time.time(),
+                retention_s=self._retention_s,
+            )
+            try:
+                self._process = start_round(plan)
+            except OSError as failure:
+                log.warning("old files of the lake are not looked after: %s", failure)
+
+    @staticmethod
+    def _hear(process: subprocess.Popen[bytes]) -> None:
+        outcome, _ = process.communicate()
+        try:
+            failure = msgspec.json.decode(outcome, type=CompactionRound).failure
+        except msgspec.DecodeError:
+            failure = f"ended with {process.returncode}"
+        if failure:
+            log.warning("old files of the lake were not looked after: %s", failure)
+
+    def stop(self) -> None:
+        """Kill a running round; the next one completes its work."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+
+def start_round(plan: CompactionPlan) -> subprocess.Popen[bytes]:
+    """Start a round as a process; its result is JSON on stdout."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tidegate.telemetry.compaction"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdin is not None
+    # The plan goes through stdin, because a lake location may contain a secret.
+    process.stdin.write(msgspec.json.encode(plan))
+    process.stdin.close()
+    process.stdin = None
+    return process

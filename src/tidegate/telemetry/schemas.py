@@ -32,7 +32,7 @@ _HISTOGRAM = pa.list_(
 
 
 @dataclass(frozen=True)
-class Kind:
+class RowKind:
     """One kind of rows."""
 
     name: str
@@ -68,7 +68,7 @@ def _columns(**types: pa.DataType | _OrNull) -> pa.Schema:
     )
 
 
-QUEUE_SAMPLES = Kind(
+QUEUE_SAMPLES = RowKind(
     "queue_samples",
     1,
     "One queue replica in one interval.",
@@ -109,7 +109,7 @@ QUEUE_SAMPLES = Kind(
     ),
 )
 
-CONSUMER_SAMPLES = Kind(
+CONSUMER_SAMPLES = RowKind(
     "consumer_samples",
     1,
     "One consumer in one interval.",
@@ -137,7 +137,7 @@ CONSUMER_SAMPLES = Kind(
     ),
 )
 
-NODE_SAMPLES = Kind(
+NODE_SAMPLES = RowKind(
     "node_samples",
     1,
     "One process in one interval.",
@@ -168,7 +168,7 @@ NODE_SAMPLES = Kind(
     ),
 )
 
-REQUESTS = Kind(
+REQUESTS = RowKind(
     "requests",
     1,
     "A sampled request of a client that asks one thing at a time (Telesto's table 5.3).",
@@ -188,7 +188,7 @@ REQUESTS = Kind(
     ),
 )
 
-LIFECYCLES = Kind(
+LIFECYCLES = RowKind(
     "lifecycles",
     1,
     "A sampled message, from its arrival at the node to its end.",
@@ -217,7 +217,7 @@ LIFECYCLES = Kind(
     ),
 )
 
-EVENTS = Kind(
+EVENTS = RowKind(
     "events",
     1,
     "Something that happened: join, leave, own, disown, scale, boot, halt, violation, …",
@@ -233,7 +233,7 @@ EVENTS = Kind(
     ),
 )
 
-DECISIONS = Kind(
+DECISIONS = RowKind(
     "decisions",
     1,
     "A decision of a loop, with what it saw and why.",
@@ -250,7 +250,7 @@ DECISIONS = Kind(
     ),
 )
 
-CONTROL_STEPS = Kind(
+CONTROL_STEPS = RowKind(
     "control_steps",
     1,
     "One step of what steers the prefetch of one consumer, with every term.",
@@ -288,7 +288,7 @@ CONTROL_STEPS = Kind(
     ),
 )
 
-HTTP_SAMPLES = Kind(
+HTTP_SAMPLES = RowKind(
     "http_samples",
     1,
     "One door of an HTTP service in one interval, and each instance behind it as that door saw it.",
@@ -335,7 +335,7 @@ HTTP_SAMPLES = Kind(
     ),
 )
 
-HTTP_PROBES = Kind(
+HTTP_PROBES = RowKind(
     "http_probes",
     1,
     "A request that a probe made of an HTTP service from outside, and what came of it.",
@@ -354,7 +354,7 @@ HTTP_PROBES = Kind(
     ),
 )
 
-HTTP_REQUESTS = Kind(
+HTTP_REQUESTS = RowKind(
     "http_requests",
     1,
     "A sampled request of an HTTP service; never what it asked for, nor what it carried.",
@@ -376,7 +376,7 @@ HTTP_REQUESTS = Kind(
     ),
 )
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, RowKind] = {
     kind.name: kind
     for kind in (
         QUEUE_SAMPLES,

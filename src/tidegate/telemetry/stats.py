@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tidegate.telemetry.histogram import Histogram
+from tidegate.telemetry.meters import Histogram
 
 
 class Durations(msgspec.Struct):
@@ -24,11 +24,11 @@ class Durations(msgspec.Struct):
     sum_s: float = 0.0
 
 
-class UntoldDurations(Durations, omit_defaults=True):
+class DurationsSummary(Durations, omit_defaults=True):
     """A histogram that was not requested: it is encoded without any fields."""
 
 
-def durations(histogram: Histogram) -> Durations:
+def make_durations(histogram: Histogram) -> Durations:
     if not histogram.count:
         return Durations()
     p50_s, p95_s, p99_s = histogram.percentiles_s(0.50, 0.95, 0.99)
@@ -44,7 +44,7 @@ def durations(histogram: Histogram) -> Durations:
     )
 
 
-class ControlNumbers(msgspec.Struct, frozen=True, kw_only=True):
+class ControlStats(msgspec.Struct, frozen=True, kw_only=True):
     """One step of the controller that sets a consumer's prefetch. None means unknown."""
 
     # The end of the step, in seconds since 1970.
@@ -76,7 +76,7 @@ class ControlNumbers(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
 
 
-class ConsumerNumbers(msgspec.Struct):
+class ConsumerStats(msgspec.Struct):
     """The stats of one consumer."""
 
     consumer: int
@@ -92,12 +92,12 @@ class ConsumerNumbers(msgspec.Struct):
     service: Durations
     # The requested number of control steps, the newest last; empty if the prefetch is not
     # controlled.
-    control: list[ControlNumbers] = []
+    control: list[ControlStats] = []
     # The client that runs a prefetch experiment with this consumer; empty if there is none.
     trial_by: str = ""
 
 
-class QueueNumbers(msgspec.Struct):
+class QueueStats(msgspec.Struct):
     """The stats of one queue replica."""
 
     queue_id: int
@@ -122,7 +122,7 @@ class QueueNumbers(msgspec.Struct):
     readers_waiting: int
     wait: Durations
     service: Durations
-    consumers: list[ConsumerNumbers]
+    consumers: list[ConsumerStats]
     # The part of `waiting` that is not yet due.
     delayed: int = 0
     dead_lettered: int = 0
@@ -156,11 +156,11 @@ class QueueNumbers(msgspec.Struct):
     prefetch: int = 0
 
 
-class BriefQueueNumbers(QueueNumbers, omit_defaults=True):
+class QueueSummaryStats(QueueStats, omit_defaults=True):
     """Queue stats for frequent polling: fields with their default values are not encoded."""
 
 
-class PhaseNumbers(msgspec.Struct):
+class PhaseStats(msgspec.Struct):
     """The time that requests spend in each phase in a node (see `PhaseMeters`)."""
 
     wait_client: Durations
@@ -171,7 +171,7 @@ class PhaseNumbers(msgspec.Struct):
     wait_message: Durations = msgspec.field(default_factory=Durations)
 
 
-class NodeNumbers(msgspec.Struct):
+class NodeStats(msgspec.Struct):
     """The stats of one node."""
 
     member_id: int
@@ -188,8 +188,8 @@ class NodeNumbers(msgspec.Struct):
     messages_per_commit: float
     packets_in: int
     packets_out: int
-    queues: list[QueueNumbers]
-    phases: PhaseNumbers
+    queues: list[QueueStats]
+    phases: PhaseStats
     # Owned queues that are not in `queues`.
     queues_left_out: int = 0
     # The base URL of its /metrics; empty if it serves none.
@@ -202,12 +202,12 @@ class NodeNumbers(msgspec.Struct):
     writers: int = 1
 
 
-class ClusterNumbers(msgspec.Struct):
+class ClusterStats(msgspec.Struct):
     """The stats of all nodes that answered."""
 
-    nodes: list[NodeNumbers]
+    nodes: list[NodeStats]
 
-    def queue(self, name: str) -> QueueNumbers | None:
+    def queue(self, name: str) -> QueueStats | None:
         for node in self.nodes:
             for queue in node.queues:
                 if queue.name == name:

@@ -9,9 +9,7 @@ It runs the real node and the real client in the test's own event loop. So lease
 and dead letters behave as in production. See docs/testing.md.
 """
 
-from tidegate.testing.blocking import BlockingBroker
-from tidegate.testing.broker import Broker
-from tidegate.testing.deliveries import Delivery
+from tidegate.testing.broker import BlockingBroker, Broker, Delivery
 from tidegate.testing.virtual_time import VirtualTimeLoop, run
 
 __all__ = ["BlockingBroker", "Broker", "Delivery", "VirtualTimeLoop", "run"]

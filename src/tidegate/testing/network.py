@@ -22,7 +22,7 @@ READ_BYTES_MAX = 256 * 1024
 Bytes = bytes | bytearray | memoryview
 
 
-class Side(asyncio.Transport):
+class ConnectionSide(asyncio.Transport):
     """One end of a connection."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Side(asyncio.Transport):
         super().__init__(extra)
         self._loop = loop
         self._protocol: Any = protocol
-        self.other: Side
+        self.other: ConnectionSide
         # Called with everything that is written on this side.
         self.tap: Callable[[bytes], None] | None = None
         self._inbox: deque[bytes] = deque()
@@ -153,7 +153,7 @@ class Side(asyncio.Transport):
         self._protocol = protocol
 
 
-class Address:
+class ListenAddress:
     """A listening socket, reduced to its address."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -168,25 +168,27 @@ class Listener:
 
     def __init__(
         self,
-        network: Network,
+        network: InMemoryNetwork,
         port: int,
         protocol_factory: Callable[[], asyncio.BaseProtocol],
     ) -> None:
         self._network = network
         self._protocol_factory = protocol_factory
         # A loopback address, since no other machine can connect.
-        self.sockets = (Address(LOOPBACK, port),)
+        self.sockets = (ListenAddress(LOOPBACK, port),)
         # Called for each connection; returns callbacks for the bytes that the client and the server
         # write.
         self.taps: Callable[[], tuple[Callable[[bytes], None], Callable[[bytes], None]]] | None
         self.taps = None
 
-    def accept(self, client: asyncio.BaseProtocol, loop: asyncio.AbstractEventLoop) -> Side:
+    def accept(
+        self, client: asyncio.BaseProtocol, loop: asyncio.AbstractEventLoop
+    ) -> ConnectionSide:
         """Connect a client's protocol to a new server protocol; return the client's side."""
         name, nowhere = self.sockets[0].getsockname(), (LOOPBACK, 0)
         server = self._protocol_factory()
-        here = Side(loop, server, peername=nowhere, sockname=name)
-        there = Side(loop, client, peername=name, sockname=nowhere)
+        here = ConnectionSide(loop, server, peername=nowhere, sockname=name)
+        there = ConnectionSide(loop, client, peername=name, sockname=nowhere)
         here.other, there.other = there, here
         if self.taps is not None:
             there.tap, here.tap = self.taps()
@@ -207,7 +209,7 @@ class Listener:
         """Do nothing, since the protocols close their connections themselves."""
 
 
-class Network:
+class InMemoryNetwork:
     """The listeners of one event loop, by address."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -234,7 +236,7 @@ class Network:
 
     def connect(
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
-    ) -> tuple[Side, asyncio.BaseProtocol]:
+    ) -> tuple[ConnectionSide, asyncio.BaseProtocol]:
         listener = self.listeners.get((host, port))
         if listener is None:
             raise ConnectionRefusedError(f"no broker of this test listens on {host}:{port}")

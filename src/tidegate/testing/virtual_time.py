@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 from tidegate.core.errors import InvalidValue
-from tidegate.testing.network import Network
+from tidegate.testing.network import InMemoryNetwork
 
 Result = TypeVar("Result")
 
@@ -35,7 +35,7 @@ PATIENCE_S = 24 * 3600.0
 TURNS_MAX = 500_000
 
 
-class Timeline(selectors.BaseSelector):
+class VirtualSelector(selectors.BaseSelector):
     """A selector that moves its clock instead of waiting."""
 
     def __init__(self, sockets: selectors.BaseSelector, now: float) -> None:
@@ -157,11 +157,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         sockets = selectors.DefaultSelector()
-        timeline = Timeline(sockets, now=0.0)
+        timeline = VirtualSelector(sockets, now=0.0)
         super().__init__(timeline)
         timeline.now = super().time()
         self.timeline = timeline
-        self.network = Network(self)
+        self.network = InMemoryNetwork(self)
         self._adopters = 0
 
     @classmethod
@@ -177,12 +177,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
                     "cannot be turned: run it with `tidegate.testing.run(test())`, or give your "
                     "test runner `tidegate.testing.VirtualTimeLoop` as its loop factory"
                 )
-            timeline = Timeline(loop._selector, loop.time())  # type: ignore[attr-defined]
+            timeline = VirtualSelector(loop._selector, loop.time())  # type: ignore[attr-defined]
             loop._selector = timeline  # type: ignore[attr-defined]
             loop.__class__ = cls
             assert isinstance(loop, cls)
             loop.timeline = timeline
-            loop.network = Network(loop)
+            loop.network = InMemoryNetwork(loop)
             loop._adopters = 0
             loop._made_plain = False
         loop._adopters += 1

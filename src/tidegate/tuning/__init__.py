@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tidegate.core.errors import InvalidValue
 from tidegate.core.prefetch import (
@@ -23,7 +24,7 @@ EXCITED_SAMPLES_MIN = 48
 
 
 @dataclass(frozen=True)
-class Wish:
+class TuningGoal:
     """The settings of one tuning. An invalid value raises `InvalidValue` before any measurement."""
 
     target_per_s: float
@@ -90,3 +91,39 @@ class Wish:
             high=self.high,
             model=model,
         )
+
+
+# -- origin --
+# The origin of a model, for people who find its file later.
+
+
+class ExperimentOrigin(NamedTuple):
+    """The origin of one experiment."""
+
+    # "rabbitmq" or "tidegate".
+    engine: str
+    queue: str
+    # Seconds since 1970.
+    made_at: float
+
+
+# -- steps --
+# The prefetches of a sweep: each √2 times the previous one, so that a wide range costs little.
+
+
+RATIO = math.sqrt(2.0)
+
+
+def sweep_prefetches(low: int, high: int) -> list[int]:
+    """Return the prefetches from `low` to `high`, both included."""
+    steps = math.ceil(math.log(high / low, RATIO))
+    return sorted({min(round(low * RATIO**step), high) for step in range(steps + 1)} | {high})
+
+
+def sweep_samples(low: int, high: int) -> int:
+    """Return the approximate number of samples of a sweep."""
+    return 2 * len(sweep_prefetches(low, high))
+
+
+# -- tuning --
+# Tuning experiments: step the prefetch of one consumer, fit a model, and design gains.

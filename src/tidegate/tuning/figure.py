@@ -15,12 +15,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from tidegate.core.errors import InvalidValue
-from tidegate.core.harmless import harmless
-from tidegate.report import palette
-from tidegate.report.drawing import STYLE
-from tidegate.tuning.procedure import Tuned, settled_per_s
-from tidegate.tuning.record import NEARLY_ALL, Phase, Record
-from tidegate.tuning.wish import Wish
+from tidegate.core.text import escape_control_characters
+from tidegate.report import charts
+from tidegate.report.charts import STYLE
+from tidegate.tuning import TuningGoal
+from tidegate.tuning.experiment import (
+    NEARLY_ALL,
+    ExperimentPhase,
+    ExperimentRecord,
+    TuningResult,
+    settled_per_s,
+)
 
 DOTS_PER_INCH = 130
 PANEL_WIDTH_IN, HEIGHT_IN = 4.6, 3.7
@@ -37,11 +42,13 @@ _OVERRIDES: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 8.5,
 }
-_BLUE, _AMBER, _TEAL = palette.BLUE.light, palette.AMBER.light, palette.TEAL.light
-_SOFT, _BRICK = palette.SOFT.light, palette.BRICK.light
+_BLUE, _AMBER, _TEAL = charts.BLUE.light, charts.AMBER.light, charts.TEAL.light
+_SOFT, _BRICK = charts.SOFT.light, charts.BRICK.light
 
 
-def draw(file: Path, queue: str, wish: Wish, record: Record, tuned: Tuned | None) -> None:
+def draw_tuning(
+    file: Path, queue: str, wish: TuningGoal, record: ExperimentRecord, tuned: TuningResult | None
+) -> None:
     """Write the figure to `file`; the suffix of its name selects the format.
 
     `tuned` is `None` for a refused experiment. Raises `InvalidValue` if the file cannot be
@@ -67,16 +74,18 @@ def draw(file: Path, queue: str, wish: Wish, record: Record, tuned: Tuned | None
             raise InvalidValue(f"the picture {file} cannot be written: {failure}") from None
 
 
-def _open_loop(axes: Axes, queue: str, wish: Wish, record: Record, tuned: Tuned | None) -> None:
+def _open_loop(
+    axes: Axes, queue: str, wish: TuningGoal, record: ExperimentRecord, tuned: TuningResult | None
+) -> None:
     points = record.open_loop
-    axes.set_title(f"Open loop of {harmless(queue)}")
+    axes.set_title(f"Open loop of {escape_control_characters(queue)}")
     axes.set_xlabel("prefetch")
     axes.set_ylabel("arrival rate, msg/s")
     shown_to = _shown_to(record)
     axes.set_xlim(0.0, 1.04 * shown_to)
     if tuned is not None:
         low, high = tuned.model.low, tuned.model.high
-        axes.axvspan(low, high, color=palette.PALE.light, alpha=0.45, linewidth=0.0)
+        axes.axvspan(low, high, color=charts.PALE.light, alpha=0.45, linewidth=0.0)
         axes.text(
             (low + high) / 2.0, 0.97, "linear", transform=axes.get_xaxis_transform(),
             ha="center", va="top", fontsize=8.5, color=_SOFT,
@@ -103,15 +112,17 @@ def _open_loop(axes: Axes, queue: str, wish: Wish, record: Record, tuned: Tuned 
     axes.legend(loc="lower right")
 
 
-def _shown_to(record: Record) -> float:
+def _shown_to(record: ExperimentRecord) -> float:
     """Return the largest prefetch to show. A range to 360 would hide a knee at 9."""
     enough = record.prefetch_of(NEARLY_ALL)
     return float(min(record.open_loop[-1].prefetch, max(SHOWN_BEYOND * enough, 8)))
 
 
-def _held_out(axes: Axes, tuned: Tuned) -> None:
+def _held_out(axes: Axes, tuned: TuningResult) -> None:
     found = tuned.identified
-    samples = [one for one in tuned.record.of(Phase.HELD_OUT) if one.before_per_s is not None]
+    samples = [
+        one for one in tuned.record.of(ExperimentPhase.HELD_OUT) if one.before_per_s is not None
+    ]
     predicted = [
         found.a * (one.before_per_s or 0.0) + found.b * one.prefetch + found.offset_per_s
         for one in samples
@@ -127,7 +138,7 @@ def _held_out(axes: Axes, tuned: Tuned) -> None:
     axes.legend(loc="upper right", ncols=2)
 
 
-def _step(axes: Axes, wish: Wish, tuned: Tuned) -> None:
+def _step(axes: Axes, wish: TuningGoal, tuned: TuningResult) -> None:
     controller = tuned.model.controller
     count = max(int(STEP_SHOWN * wish.settling_samples), 8)
     rates = tuned.loop.response_per_s(wish.target_per_s, count)

@@ -15,24 +15,33 @@ the time, and must stay below its bound plus a fixed allowance.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import statistics
+import struct
+import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import msgspec
+import uvloop
 from rich.console import Console
 from rich.table import Table
 
 import tidegate
 from tidegate.client.blocking import BlockingClient
-from tidegate.lab.bench.backlog_process import Ended, Share
-from tidegate.lab.bench.bars import Bar, BarredReport
-from tidegate.lab.bench.child import Child
-from tidegate.lab.bench.compare import describe_machine
-from tidegate.lab.bench.compare_table import bar_table
-from tidegate.lab.bench.processors import QUIET, Processors
-from tidegate.lab.peers.tidegate_server import tidegate_server
+from tidegate_lab.bench.compare import QUIET, Processors, describe_machine
+from tidegate_lab.bench.compare_report import Bar, BarredReport, bar_table
+from tidegate_lab.loadgen.processes import (
+    CRC32_OF_INTACT,
+    Child,
+    PayloadWrong,
+    answer,
+    make_payload,
+)
+from tidegate_lab.peers.servers import tidegate_server
 
 MIB = 1024 * 1024
 QUEUE = "backlog"
@@ -101,7 +110,7 @@ class _QueueUnderTest:
 
     def load(self, count: int) -> float:
         """Put `count` messages as fast as possible and return messages per second."""
-        (ended,) = self._run([Share("load", self._url, QUEUE, self._put, count)])
+        (ended,) = self._run([BacklogShare("load", self._url, QUEUE, self._put, count)])
         self._put += count
         self._check()
         return count / ended.seconds
@@ -109,8 +118,8 @@ class _QueueUnderTest:
     def move(self, count: int) -> float:
         """Put and take `count` messages at the same time and return messages per second."""
         shares = [
-            Share("take", self._url, QUEUE, self._taken, count),
-            Share("put", self._url, QUEUE, self._put, count),
+            BacklogShare("take", self._url, QUEUE, self._taken, count),
+            BacklogShare("put", self._url, QUEUE, self._put, count),
         ]
         ended = self._run(shares)
         self._put += count
@@ -132,13 +141,11 @@ class _QueueUnderTest:
         self.move(resident)
         return resident
 
-    def _run(self, shares: Sequence[Share]) -> list[Ended]:
+    def _run(self, shares: Sequence[BacklogShare]) -> list[TimedRun]:
         with contextlib.ExitStack() as stack:
             children = [
                 stack.enter_context(
-                    Child(
-                        "tidegate.lab.bench.backlog_process", [msgspec.json.encode(share).decode()]
-                    )
+                    Child("tidegate_lab.bench.backlog", [msgspec.json.encode(share).decode()])
                 )
                 for share in shares
             ]
@@ -148,16 +155,16 @@ class _QueueUnderTest:
                 child.say("go")
             return self._watch(children)
 
-    def _watch(self, children: Sequence[Child]) -> list[Ended]:
+    def _watch(self, children: Sequence[Child]) -> list[TimedRun]:
         """Sample the node's memory until all children have answered."""
         deadline = time.monotonic() + MEASUREMENT_SECONDS_MAX
-        ended: list[Ended] = []
+        ended: list[TimedRun] = []
         for child in children:
             while not child.has_answered(WATCH_EVERY_S):
                 self.look()
                 if time.monotonic() > deadline:
                     raise BacklogFailed(f"not done in {MEASUREMENT_SECONDS_MAX:.0f} s")
-            ended.append(child.hear(Ended, 1.0))
+            ended.append(child.hear(TimedRun, 1.0))
         self.look()
         return ended
 
@@ -257,7 +264,7 @@ def _bars(ratio: dict[str, float], memory_mib: dict[str, float], bound_mib: floa
     return bars
 
 
-def render(report: BacklogReport, console: Console) -> None:
+def render_backlog(report: BacklogReport, console: Console) -> None:
     """Print the figures, then the bars."""
     table = Table(title=f"A queue as it fills, {report.messages_per_run:,} messages per run")
     for column in ("waiting", "msg/s", "msg/s empty", "ratio", "node MiB", "loaded at"):
@@ -278,3 +285,109 @@ def render(report: BacklogReport, console: Console) -> None:
             f"Other processes took {100 * report.taken_by_others:.0f} % of the machine meanwhile.",
             style="yellow",
         )
+
+
+# -- backlog_process --
+# One process of the backlog benchmark.
+#
+#     python -m tidegate_lab.bench.backlog <BacklogShare as JSON>
+#
+# A loader fills the queue with `put_many`. A producer and a consumer put and take single messages,
+# as
+# in the comparison with other brokers. Messages carry sequence numbers. The consumer expects them
+# without a gap from the number at which the previous consumer stopped. So every message checks that
+# a
+# long queue stays first in, first out.
+
+
+MESSAGES_PER_PUT = 2500
+LOADS_IN_FLIGHT = 6
+PUTS_IN_FLIGHT = 1000
+PREFETCH = 2000
+
+_SEQUENCE = struct.Struct("<Q")
+
+
+class BacklogShare(msgspec.Struct, frozen=True):
+    """The task of one process: a role and a range of sequence numbers."""
+
+    role: Literal["load", "put", "take"]
+    url: str
+    queue: str
+    first: int
+    count: int
+
+
+class TimedRun(msgspec.Struct, frozen=True):
+    """The start and the end of a task on the monotonic clock, which all processes share."""
+
+    begun_s: float
+    ended_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_s - self.begun_s
+
+
+async def work(share: BacklogShare) -> TimedRun:
+    """Connect, wait for a line from the parent, and do the task."""
+    async with tidegate.connect(share.url) as mq:
+        answer("ready")
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+        begun_s = time.monotonic()
+        if share.role == "load":
+            await _load(mq, share)
+        elif share.role == "put":
+            await _put(mq, share)
+        else:
+            await _take(mq, share)
+        return TimedRun(begun_s, time.monotonic())
+
+
+async def _load(mq: tidegate.Client, share: BacklogShare) -> None:
+    end = share.first + share.count
+    starts = iter(range(share.first, end, MESSAGES_PER_PUT))
+    # The tasks share the iterator and each puts at once, so the queue has the numbers in order.
+
+    async def load() -> None:
+        for start in starts:
+            sequences = range(start, min(start + MESSAGES_PER_PUT, end))
+            await mq.put_many(share.queue, [make_payload(number, 0) for number in sequences])
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(LOADS_IN_FLIGHT):
+            tasks.create_task(load())
+
+
+async def _put(mq: tidegate.Client, share: BacklogShare) -> None:
+    sequences = iter(range(share.first, share.first + share.count))
+
+    async def put_in_turn() -> None:
+        for sequence in sequences:
+            await mq.put(share.queue, make_payload(sequence, 0))
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(PUTS_IN_FLIGHT):
+            tasks.create_task(put_in_turn())
+
+
+async def _take(mq: tidegate.Client, share: BacklogShare) -> None:
+    expected = share.first
+    end = share.first + share.count
+    async with mq.subscribe(share.queue, prefetch=PREFETCH) as subscription:
+        async for message in subscription:
+            payload = message.payload
+            if zlib.crc32(payload) != CRC32_OF_INTACT:
+                raise PayloadWrong(f"message {expected} came damaged")
+            (sequence,) = _SEQUENCE.unpack_from(payload)
+            if sequence != expected:
+                raise PayloadWrong(f"message {sequence} came where {expected} was due")
+            message.ack()
+            expected += 1
+            if expected == end:
+                break
+        await mq.ping()  # A round trip: the node has taken the last ack.
+
+
+if __name__ == "__main__":
+    answer(uvloop.run(work(msgspec.json.decode(sys.argv[1], type=BacklogShare))))

@@ -25,22 +25,23 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import psutil
 from rich.console import Console
 
-from tidegate.lab.bench.compare_report import CompareReport, build_report
-from tidegate.lab.bench.compare_table import render
-from tidegate.lab.bench.measurement import (
+from tidegate_lab.bench.compare_report import CompareReport, build_report, render
+from tidegate_lab.loadgen.worker import (
     Latency,
-    MeasurementFailed,
+    WorkerProcessFailed,
     measure_latency,
     measure_throughput,
 )
-from tidegate.lab.peers.contenders import CONTENDERS, SERVERS, Contender
-from tidegate.lab.peers.server import ServerFailed, ServerMissing
+from tidegate_lab.peers.contenders import CONTENDERS, SERVERS, Contender
+from tidegate_lab.peers.servers import ServerFailed, ServerMissing
 
 OFFERED_PER_S = 2000.0
 CALIBRATION_MESSAGES = 1000
@@ -170,7 +171,7 @@ class _Comparison:
                     f"{latency.confirm_p99:.2f} ms, handler {latency.handler_p50:.2f} / "
                     f"{latency.handler_p99:.2f} ms (p50 / p99)"
                 )
-        except MeasurementFailed as failure:
+        except WorkerProcessFailed as failure:
             self._failed[name] = str(failure)
             self._progress(f"round {round_number}: {name} FAILED: {failure}")
 
@@ -212,7 +213,7 @@ def _filesystem_of(folder: Path) -> str:
 
 
 def _options_from(arguments: Sequence[str]) -> tuple[CompareOptions, bool]:
-    parser = argparse.ArgumentParser(prog="python -m tidegate.lab.bench.compare")
+    parser = argparse.ArgumentParser(prog="python -m tidegate_lab.bench.compare")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--messages", type=int, help="messages per run, instead of calibrating")
     parser.add_argument("--repeat", type=int, default=3, help="rounds")
@@ -249,6 +250,93 @@ def main(arguments: Sequence[str]) -> int:
     else:
         render(report, Console())
     return 1 if report.failed else 0
+
+
+# -- processors --
+# Processor time that other processes used during a measurement.
+
+
+# If other processes used more than this share of the machine, a report says so.
+QUIET = 0.05
+
+
+class Processors:
+    """A stopwatch for processor time of the machine and of this process with its children."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._all_s = _busy_s()
+        self._ours_s = _ours_s()
+
+    def share_of_others(self) -> float:
+        """Return the share of all processors that other processes used since the start."""
+        capacity_s = (time.monotonic() - self._began_s) * (os.cpu_count() or 1)
+        others_s = (_busy_s() - self._all_s) - (_ours_s() - self._ours_s)
+        return min(max(others_s / capacity_s, 0.0), 1.0)
+
+
+def _busy_s() -> float:
+    times = psutil.cpu_times()
+    idle_s: float = times.idle + times.iowait
+    return float(sum(times)) - idle_s - getattr(times, "guest", 0.0)
+
+
+def _ours_s() -> float:
+    """Return processor seconds of this process and its children, ended ones included."""
+    me = psutil.Process()
+    used_s = 0.0
+    for process in [me, *me.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            used_s += times.user + times.system + times.children_user + times.children_system
+    return used_s
+
+
+# -- memory --
+# The peak memory of this process and its children together.
+
+
+LOOK_EVERY_S = 0.1
+SETTLED_S = 1.0
+
+
+class MemoryPeak:
+    """Samples the memory ten times a second and keeps the maximum in `bytes_max`."""
+
+    def __init__(self, without: frozenset[int] = frozenset()) -> None:
+        """Prepare a measurement; `without` has the ids of processes that do not count."""
+        self._without = without
+        self._over = threading.Event()
+        self.bytes_max = 0
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[MemoryPeak]:
+        """Sample while the block runs."""
+        thread = threading.Thread(target=self._watch, name="memory", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._over.set()
+            thread.join()
+
+    def _watch(self) -> None:
+        while True:
+            self.bytes_max = max(self.bytes_max, self._look())
+            if self._over.wait(LOOK_EVERY_S):
+                return
+
+    def _look(self) -> int:
+        total = 0
+        # A process that has just been forked to run a command appears as large as its parent.
+        settled_s = time.time() - SETTLED_S
+        me = psutil.Process()
+        for process in [me, *me.children(recursive=True)]:
+            # A process that has just ended uses no memory.
+            with contextlib.suppress(psutil.Error):
+                if process.pid not in self._without and process.create_time() < settled_s:
+                    total += process.memory_info().rss
+        return total
 
 
 if __name__ == "__main__":

@@ -8,12 +8,89 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
+from rich.console import Console
+from rich.table import Table
 
-from tidegate.lab.bench.bars import Bar, BarredReport
-from tidegate.lab.bench.measurement import Latency
-from tidegate.lab.peers.contenders import CONTENDERS, TIDEGATE, TIDEGATE_BATCH, TIDEGATE_LONE
+from tidegate_lab.loadgen.worker import Latency
+from tidegate_lab.peers.contenders import CONTENDERS, TIDEGATE, TIDEGATE_BATCH, TIDEGATE_LONE
+
+# -- bars --
+# Bars: requirements on measurements, and whether they are met.
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """A requirement of the issue: a measured figure and its limit.
+
+    By default the figure must be at least `limit`, with `at_most` at most. None for `figure` or
+    `limit` means that it was not measured.
+    """
+
+    bar: str
+    figure: float | None
+    limit: float | None
+    unit: str
+    at_most: bool = False
+    # True for a stricter or like-for-like requirement that the issue does not have.
+    beyond_the_issue: bool = False
+    # Half the width of the figure's 95 % interval; the limit must lie outside of the interval.
+    half_width: float | None = None
+    # True if a figure equal to the limit does not meet the bar.
+    strict: bool = False
+
+    @property
+    def distinguishable(self) -> bool:
+        """Whether the limit lies outside the figure's interval; True without an interval."""
+        if self.figure is None or self.limit is None or self.half_width is None:
+            return True
+        return abs(self.figure - self.limit) > self.half_width
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the bar is met, and not by chance; None if it was not measured."""
+        if self.figure is None or self.limit is None:
+            return None
+        holds = self.figure <= self.limit if self.at_most else self.figure >= self.limit
+        if self.strict and self.figure == self.limit:
+            return False
+        return holds and self.distinguishable
+
+    @property
+    def sign(self) -> str:
+        """The required relation of the figure to the limit; strict if there is an interval."""
+        if self.strict or self.half_width is not None:
+            return "<" if self.at_most else ">"
+        return "≤" if self.at_most else "≥"
+
+    @property
+    def verdict(self) -> str:
+        """The result as text."""
+        if self.met is None:
+            return "not measured"
+        if not self.distinguishable:
+            return "not distinguishable"
+        return "met" if self.met else "not met"
+
+
+class BarredReport(msgspec.Struct, frozen=True):
+    """A benchmark's report with bars."""
+
+    bars: list[Bar]
+
+    @property
+    def met(self) -> bool:
+        return all(bar.met for bar in self.bars)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as JSON values, with the result of each bar."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        for bar, struct in zip(plain["bars"], self.bars, strict=True):
+            bar["met"] = struct.met
+            bar["verdict"] = struct.verdict
+        return plain
+
 
 RAW = ("rabbitmq raw classic", "rabbitmq raw quorum")
 AIO_PIKA = ("rabbitmq aio-pika classic", "rabbitmq aio-pika quorum")
@@ -138,3 +215,82 @@ def _latency_bars(latency: Mapping[str, Latency]) -> list[Bar]:
             bar("handler p99", quorum, lambda found: found.handler_p99, beyond),
         ]
     return bars
+
+
+# -- compare_table --
+# Tables of a comparison: measurements first, then the bars.
+
+
+def render(report: CompareReport, console: Console) -> None:
+    """Print a report as tables, with skipped and failed systems below."""
+    console.print(_throughput_table(report))
+    if report.latency_ms_at_2000_per_s:
+        console.print(_latency_table(report))
+    console.print(bar_table(report.bars))
+    for name, why in {**report.skipped, **report.failed}.items():
+        console.print(f"{name}: not measured: {why}", style="yellow", markup=False)
+    for note in report.notes:
+        console.print(note, style="dim", markup=False)
+
+
+def _throughput_table(report: CompareReport) -> Table:
+    table = Table(title="Throughput, 256-byte messages, durable and confirmed, end to end")
+    table.add_column("system")
+    table.add_column("msg/s (median)", justify="right")
+    table.add_column("rounds", justify="right")
+    table.add_column("tidegate is", justify="right")
+    for name, figure in sorted(report.throughput.items(), key=lambda entry: -entry[1]):
+        ratio = report.ratio.get(name)
+        table.add_row(
+            name,
+            f"{figure:,.0f}",
+            " ".join(f"{one:,.0f}" for one in report.rounds[name]),
+            "" if ratio is None else f"{ratio:.1f} ×",
+        )
+    return table
+
+
+def _latency_table(report: CompareReport) -> Table:
+    table = Table(title="Latency at 2 000 msg/s offered, milliseconds")
+    table.add_column("system")
+    for column in ("confirm p50", "confirm p99", "handler p50", "handler p99"):
+        table.add_column(column, justify="right")
+    for name, found in report.latency_ms_at_2000_per_s.items():
+        table.add_row(
+            name,
+            f"{found.confirm_p50:.2f}",
+            f"{found.confirm_p99:.2f}",
+            f"{found.handler_p50:.2f}",
+            f"{found.handler_p99:.2f}",
+        )
+    return table
+
+
+def bar_table(bars: Sequence[Bar]) -> Table:
+    """Return a table of bars with their limits and results."""
+    table = Table(title="Bars")
+    table.add_column("bar")
+    table.add_column("wanted", justify="right")
+    table.add_column("figure", justify="right")
+    table.add_column("met")
+    for bar in bars:
+        limit = "–" if bar.limit is None else f"{bar.limit:.2f} {bar.unit}"
+        table.add_row(
+            f"{bar.bar} (beyond the issue)" if bar.beyond_the_issue else bar.bar,
+            f"{bar.sign} {limit}",
+            _found(bar),
+            _verdict(bar),
+        )
+    return table
+
+
+def _found(bar: Bar) -> str:
+    if bar.figure is None:
+        return "–"
+    half = "" if bar.half_width is None else f" ± {bar.half_width:.2f}"
+    return f"{bar.figure:.2f}{half} {bar.unit}"
+
+
+def _verdict(bar: Bar) -> str:
+    style = {True: "green", False: "red", None: "dim"}[bar.met]
+    return f"[{style}]{bar.verdict}[/]"

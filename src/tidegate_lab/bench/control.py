@@ -26,25 +26,29 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from tidegate.adapters.native.looks import ClusterLook
-from tidegate.adapters.native.sensor import NativeSensor
-from tidegate.control.autoscaler import Autoscaler
-from tidegate.control.upkeep import SeenHomes, Upkeep
-from tidegate.core.replication import HOMES, ReplicaPlace, ReplicaState, Topology
-from tidegate.core.scaling import Range, Scaling, ScalingPolicy
-from tidegate.core.steering import Decision
-from tidegate.lab.bench.bars import Bar, BarredReport
-from tidegate.lab.bench.compare import describe_machine
-from tidegate.lab.bench.compare_table import bar_table
-from tidegate.lab.bench.processors import QUIET, Processors
-from tidegate.telemetry.numbers import (
-    ClusterNumbers,
-    ConsumerNumbers,
-    Durations,
-    NodeNumbers,
-    PhaseNumbers,
-    QueueNumbers,
+from tidegate.control.queues.autoscaler import Autoscaler
+from tidegate.control.queues.loop import ReportedAssignments, TopologyReconciler
+from tidegate.core.decisions import Decision
+from tidegate.core.topology import (
+    ASSIGNMENT_SLOTS,
+    Range,
+    ReplicaInfo,
+    ReplicaState,
+    Scaling,
+    ScalingPolicy,
+    Topology,
 )
+from tidegate.engines.native.sensor import NativeSensor, SensorClusterStats
+from tidegate.telemetry.stats import (
+    ClusterStats,
+    ConsumerStats,
+    Durations,
+    NodeStats,
+    PhaseStats,
+    QueueStats,
+)
+from tidegate_lab.bench.compare import QUIET, Processors, describe_machine
+from tidegate_lab.bench.compare_report import Bar, BarredReport, bar_table
 
 STEP_MS_MAX = 50.0
 REPLICAS = 1000
@@ -75,7 +79,7 @@ class ControlOptions(msgspec.Struct, frozen=True):
         return ControlOptions(replicas=(50, 100, 200), steps=5)
 
 
-class Step(msgspec.Struct, frozen=True):
+class StepTime(msgspec.Struct, frozen=True):
     """The time of one step under one policy with a number of replicas."""
 
     policy: str
@@ -94,7 +98,7 @@ class Step(msgspec.Struct, frozen=True):
 class ControlReport(BarredReport, frozen=True):
     """The times of the steps and their growth."""
 
-    steps: list[Step]
+    steps: list[StepTime]
     # The growth exponent by policy.
     exponents: dict[str, float]
     taken_by_others: float
@@ -139,7 +143,7 @@ def run_control(options: ControlOptions, progress: Progress = lambda line: None)
 
 @contextlib.contextmanager
 def _collecting_as_a_node_does() -> Iterator[None]:
-    """Set the garbage collector as a node does; cli/serving.py gives the reason."""
+    """Set the garbage collector as a node does; cli/serve.py gives the reason."""
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
@@ -150,12 +154,12 @@ def _collecting_as_a_node_does() -> Iterator[None]:
         gc.unfreeze()
 
 
-def measure(policy: ScalingPolicy, sizes: Sequence[int], steps: int) -> list[Step]:
+def measure(policy: ScalingPolicy, sizes: Sequence[int], steps: int) -> list[StepTime]:
     """Measure the steps of each number of replicas.
 
     The sizes take turns, so that other processes disturb all of them alike.
     """
-    plants = [Plant(policy, replicas) for replicas in sizes]
+    plants = [QueuePlant(policy, replicas) for replicas in sizes]
     taken_ms: list[list[float]] = [[] for _ in plants]
     clock_ms: list[list[float]] = [[] for _ in plants]
     # One step more, because the first has no rates yet and is left out.
@@ -176,9 +180,9 @@ def measure(policy: ScalingPolicy, sizes: Sequence[int], steps: int) -> list[Ste
 
 def _summed_up(
     policy: ScalingPolicy, replicas: int, taken_ms: list[float], clock_ms: list[float]
-) -> Step:
+) -> StepTime:
     median_ms = statistics.median(taken_ms)
-    return Step(
+    return StepTime(
         str(policy),
         replicas,
         median_ms,
@@ -189,7 +193,7 @@ def _summed_up(
     )
 
 
-class Plant:
+class QueuePlant:
     """A simulated logical queue with its sensor and its autoscaler."""
 
     def __init__(self, policy: ScalingPolicy, replicas: int) -> None:
@@ -201,7 +205,7 @@ class Plant:
             1,
             scaling,
             [
-                ReplicaPlace(
+                ReplicaInfo(
                     _ALIAS_ID + number,
                     number,
                     ReplicaState.SERVING,
@@ -211,30 +215,30 @@ class Plant:
                 )
                 for number in range(1, replicas + 1)
             ],
-            [1 + index % replicas for index in range(HOMES)],
+            [1 + index % replicas for index in range(ASSIGNMENT_SLOTS)],
         )
         self._puts = [0] * (replicas + 1)
         self._epochs = [1] * (replicas + 1)
         self._sensor = NativeSensor(_nobody, _nobody)
-        self._upkeep = Upkeep()
+        self._upkeep = TopologyReconciler()
         self._autoscaler = Autoscaler(scaling)
 
     def answers(self, number: int) -> list[bytes]:
         """Return each node's stats as JSON for one period."""
         if number % 10 == 9:
             self._epochs[-1] += 1
-        queues: list[list[QueueNumbers]] = [[] for _ in range(_NODES)]
+        queues: list[list[QueueStats]] = [[] for _ in range(_NODES)]
         for index in range(len(self._puts)):
             self._puts[index] += self._random.randint(50, 150)
             queues[index % _NODES].append(self._queue(index))
         return [
-            msgspec.json.encode(ClusterNumbers([_node(1 + place, owned, number)]))
+            msgspec.json.encode(ClusterStats([_node(1 + place, owned, number)]))
             for place, owned in enumerate(queues)
         ]
 
-    def _queue(self, index: int) -> QueueNumbers:
+    def _queue(self, index: int) -> QueueStats:
         put = self._puts[index]
-        return QueueNumbers(
+        return QueueStats(
             queue_id=_ALIAS_ID + index,
             name=f"orders#{index}" if index else "orders",
             durable=True,
@@ -261,12 +265,14 @@ class Plant:
 
     def step(self, answers: list[bytes], now: float) -> Decision:
         """Run one control step from the nodes' stats, as the leader does."""
-        nodes = [msgspec.json.decode(answer, type=ClusterLook).nodes[0] for answer in answers]
+        nodes = [
+            msgspec.json.decode(answer, type=SensorClusterStats).nodes[0] for answer in answers
+        ]
         topology, sensor = self._topology, self._sensor
-        sensor.take(ClusterLook(nodes), [topology], now)
+        sensor.take(SensorClusterStats(nodes), [topology], now)
         sample = sensor.sample(topology, now)
         self._upkeep.serving(topology, sample)
-        self._upkeep.homes(topology, lambda number: SeenHomes([], []))
+        self._upkeep.homes(topology, lambda number: ReportedAssignments([], []))
         return self._autoscaler.decide(sample)
 
 
@@ -274,8 +280,8 @@ async def _nobody(*_: object) -> Any:
     raise AssertionError("the numbers are given")
 
 
-def _consumer(queue: int, number: int) -> ConsumerNumbers:
-    return ConsumerNumbers(
+def _consumer(queue: int, number: int) -> ConsumerStats:
+    return ConsumerStats(
         consumer=number,
         client_id=queue,
         client_name=f"worker {queue}",
@@ -290,9 +296,9 @@ def _consumer(queue: int, number: int) -> ConsumerNumbers:
     )
 
 
-def _node(member_id: int, queues: list[QueueNumbers], second: int) -> NodeNumbers:
+def _node(member_id: int, queues: list[QueueStats], second: int) -> NodeStats:
     values: dict[str, Any] = {"process_cpu_s": 0.4 * second, "commit": _BUSY}
-    return NodeNumbers(
+    return NodeStats(
         member_id=member_id,
         name=f"node {member_id}",
         address=f"tidegate://127.0.0.1:{7410 + member_id}",
@@ -306,7 +312,7 @@ def _node(member_id: int, queues: list[QueueNumbers], second: int) -> NodeNumber
         packets_in=1000 * second,
         packets_out=1000 * second,
         queues=queues,
-        phases=PhaseNumbers(_BUSY, _BUSY, _BUSY, _BUSY, _BUSY, _BUSY),
+        phases=PhaseStats(_BUSY, _BUSY, _BUSY, _BUSY, _BUSY, _BUSY),
         **values,
     )
 
@@ -318,7 +324,7 @@ def exponent(points: list[tuple[int, float]]) -> float:
     return statistics.linear_regression(x, y).slope
 
 
-def render(report: ControlReport, console: Console) -> None:
+def render_control(report: ControlReport, console: Console) -> None:
     """Print the figures, then the bars."""
     table = Table(title="One step of control: decode, sense, keep up, decide (processor time)")
     for column in (

@@ -27,22 +27,17 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
-from tidegate.agreement.document import Agreement, parse_agreement
-from tidegate.core.quantities import format_size
-from tidegate.lab.bench.bars import Bar, BarredReport
-from tidegate.lab.bench.child import Child
-from tidegate.lab.bench.compare import describe_machine
-from tidegate.lab.bench.compare_table import bar_table
-from tidegate.lab.bench.memory import MemoryPeak
-from tidegate.lab.bench.processors import QUIET, Processors
-from tidegate.lab.bench.synthetic_process import Grown, Wanted
-from tidegate.pipeline.job import Job
-from tidegate.pipeline.jobs import JOBS
-from tidegate.pipeline.learning import Assignment, learn_with
-from tidegate.pipeline.progress import SilentSteps
-from tidegate.pipeline.session import SparkOptions, spark_session
-from tidegate.pipeline.survey import Place
-from tidegate.telemetry.knowledge import Knowledge, Run
+from tidegate.agreements.document import Agreement, parse_agreement
+from tidegate.core.text import format_size
+from tidegate.pipeline.jobs import Job
+from tidegate.pipeline.lake import LakeFolder
+from tidegate.pipeline.learn import JOBS, LearnTask, learn_with
+from tidegate.pipeline.session import SilentProgress, SparkOptions, spark_session
+from tidegate.telemetry.models import LearningRun, ModelRegistry
+from tidegate_lab.bench.compare import QUIET, MemoryPeak, Processors, describe_machine
+from tidegate_lab.bench.compare_report import Bar, BarredReport, bar_table
+from tidegate_lab.bench.synthetic_lake import LakeSize, LakeSizeRequest
+from tidegate_lab.loadgen.processes import Child
 
 GIB = 1024**3
 MILLION = 1_000_000
@@ -95,7 +90,7 @@ class PipelineBenchFailed(RuntimeError):
     """The disk is too small, a job is unknown, or a job failed or missed rows."""
 
 
-class Measured(msgspec.Struct, frozen=True):
+class JobMeasurement(msgspec.Struct, frozen=True):
     """The result of one job on one lake; seconds are medians."""
 
     job: str
@@ -111,7 +106,7 @@ class Measured(msgspec.Struct, frozen=True):
 class PipelineReport(BarredReport, frozen=True):
     """The results of all jobs on all lakes."""
 
-    measured: list[Measured]
+    measured: list[JobMeasurement]
     # By job: rows per second on the largest lake relative to the second largest.
     ratio: dict[str, float]
     taken_by_others: float
@@ -141,7 +136,7 @@ def run_pipeline(
     """Measure all jobs on lakes of all sizes and return the report."""
     jobs = _jobs(options)
     check_disk(options, Path(tempfile.gettempdir()))
-    measured: list[Measured] = []
+    measured: list[JobMeasurement] = []
     processors = Processors()
     with spark_session(SparkOptions(properties=options.properties)) as spark:
         for job in jobs:
@@ -181,18 +176,18 @@ def _jobs(options: PipelineOptions) -> list[Job]:
 
 def measure(
     spark: SparkSession, job: Job, folder: Path, options: PipelineOptions, progress: Progress
-) -> list[Measured]:
+) -> list[JobMeasurement]:
     """Measure one job on lakes of every size; `folder` must be empty."""
     lake, kind = folder / "lake", KIND_OF_JOB[job.name]
     arguments = [str(lake), str(options.subjects)]
     agreements = [parse_agreement(AGREEMENT, "the benchmark's")]
-    found: list[Measured] = []
-    knowledge = Knowledge(folder / "knowledge")
-    with Child("tidegate.lab.bench.synthetic_process", arguments) as generator:
+    found: list[JobMeasurement] = []
+    knowledge = ModelRegistry(folder / "knowledge")
+    with Child("tidegate_lab.bench.synthetic_lake", arguments) as generator:
 
-        def rounds(rows: int) -> tuple[int, list[Run], MemoryPeak]:
-            generator.say(Wanted(kind, rows))
-            grown = generator.hear(Grown, GROWING_SECONDS_MAX)
+        def rounds(rows: int) -> tuple[int, list[LearningRun], MemoryPeak]:
+            generator.say(LakeSizeRequest(kind, rows))
+            grown = generator.hear(LakeSize, GROWING_SECONDS_MAX)
             with MemoryPeak(without=frozenset({generator.pid})).watched() as peak:
                 runs = [
                     _learn(spark, job, lake, grown, agreements, knowledge)
@@ -216,18 +211,18 @@ def _learn(
     spark: SparkSession,
     job: Job,
     lake: Path,
-    grown: Grown,
+    grown: LakeSize,
     agreements: Sequence[Agreement],
-    knowledge: Knowledge,
-) -> Run:
-    assignment = Assignment(
-        lake=Place.of(str(lake)),
+    knowledge: ModelRegistry,
+) -> LearningRun:
+    assignment = LearnTask(
+        lake=LakeFolder.of(str(lake)),
         jobs=[job],
         agreements=agreements,
         since=grown.since,
         until=grown.until + timedelta(seconds=1),
     )
-    run = learn_with(spark, assignment, knowledge, SilentSteps())
+    run = learn_with(spark, assignment, knowledge, SilentProgress())
     (record,) = run.jobs
     if record.failure:
         raise PipelineBenchFailed(f"{job.name} failed: {record.failure}")
@@ -237,10 +232,10 @@ def _learn(
     return run
 
 
-def _summary(job: Job, rows: int, runs: Sequence[Run], peak: MemoryPeak) -> Measured:
+def _summary(job: Job, rows: int, runs: Sequence[LearningRun], peak: MemoryPeak) -> JobMeasurement:
     rounds_s = [run.jobs[0].seconds for run in runs]
     job_s = statistics.median(rounds_s)
-    return Measured(
+    return JobMeasurement(
         job=job.name,
         rows=rows,
         job_s=job_s,
@@ -251,7 +246,7 @@ def _summary(job: Job, rows: int, runs: Sequence[Run], peak: MemoryPeak) -> Meas
     )
 
 
-def _ratios(measured: Sequence[Measured]) -> dict[str, float]:
+def _ratios(measured: Sequence[JobMeasurement]) -> dict[str, float]:
     ratios = {}
     for job in dict.fromkeys(one.job for one in measured):
         rates = [one.rows_per_s for one in measured if one.job == job]
@@ -260,7 +255,7 @@ def _ratios(measured: Sequence[Measured]) -> dict[str, float]:
     return ratios
 
 
-def _bars(measured: Sequence[Measured], ratio: dict[str, float]) -> list[Bar]:
+def _bars(measured: Sequence[JobMeasurement], ratio: dict[str, float]) -> list[Bar]:
     bars = [
         Bar(
             f"{one.job}, {one.rows:,} rows",

@@ -12,6 +12,7 @@ lie beyond the knee.
 
 from __future__ import annotations
 
+import sys
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -21,13 +22,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tidegate.telemetry.histogram import bucket_of
-from tidegate.telemetry.schemas import CONSUMER_SAMPLES, LIFECYCLES, QUEUE_SAMPLES, Kind
+from tidegate.telemetry.meters import bucket_of
+from tidegate.telemetry.schemas import CONSUMER_SAMPLES, LIFECYCLES, QUEUE_SAMPLES, RowKind
+from tidegate_lab.loadgen.processes import answer
 
 Numbers = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -48,7 +51,7 @@ SERVICE_BUCKETS = 3
 
 
 @dataclass(frozen=True)
-class Plants:
+class PlantParameters:
     """The true parameters of the consumer groups, which the identification should find."""
 
     a: Numbers
@@ -57,9 +60,9 @@ class Plants:
     noise_per_s: Numbers
 
     @staticmethod
-    def drawn(count: int, random: np.random.Generator) -> Plants:
+    def drawn(count: int, random: np.random.Generator) -> PlantParameters:
         b = random.uniform(5.0, 60.0, count)
-        return Plants(
+        return PlantParameters(
             a=random.uniform(0.2, 0.6, count),
             b=b,
             knee=random.integers(12, 23, count),
@@ -85,7 +88,7 @@ class SyntheticLake:
         self.lake = lake
         self.options = options or SyntheticOptions()
         self._random = np.random.default_rng(self.options.seed)
-        self.plants = Plants.drawn(self.options.subjects, self._random)
+        self.plants = PlantParameters.drawn(self.options.subjects, self._random)
         self._kinds: dict[str, _Series] = {
             CONSUMER_SAMPLES.name: _ConsumerSeries(self.options, self.plants),
             QUEUE_SAMPLES.name: _QueueSeries(self.options),
@@ -119,7 +122,7 @@ class SyntheticLake:
         """Return a time after all rows of the kind."""
         return datetime.fromtimestamp(self._kinds[kind].next_s + 1, UTC)
 
-    def _path(self, kind: Kind, begins_s: int) -> Path:
+    def _path(self, kind: RowKind, begins_s: int) -> Path:
         begins = datetime.fromtimestamp(begins_s, UTC)
         folder = self.lake / kind.name / f"date={begins:%Y-%m-%d}" / f"hour={begins:%H}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,7 +132,7 @@ class SyntheticLake:
 class _Series(ABC):
     """A generator of rows of one kind, second by second."""
 
-    kind: Kind
+    kind: RowKind
 
     def __init__(self, options: SyntheticOptions) -> None:
         self.options = options
@@ -171,10 +174,28 @@ class _Series(ABC):
         return _dictionary(indices, [f"node-{number}" for number in range(nodes)])
 
 
+def _names(what: str, count: int) -> list[str]:
+    # Names of realistic length, because Spark reads, hashes and compares them.
+    forms = {
+        "queue": "orders.region-{number:04d}",
+        "group": "orders.region-{number:04d}/billing-worker",
+        "client": "billing-worker#{number:04d}",
+    }
+    return [forms[what].format(number=number) for number in range(count)]
+
+
+def _dictionary(indices: NDArray[np.int32], names: list[str]) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(indices), pa.array(names))
+
+
+def _timestamps(microseconds: Integers) -> pa.Array:
+    return pa.array(microseconds).view(pa.timestamp("us", tz="UTC"))
+
+
 class _ConsumerSeries(_Series):
     kind = CONSUMER_SAMPLES
 
-    def __init__(self, options: SyntheticOptions, plants: Plants) -> None:
+    def __init__(self, options: SyntheticOptions, plants: PlantParameters) -> None:
         super().__init__(options)
         self._plants = plants
         self._rate_per_s = plants.b * 5.0 / (1.0 - plants.a)
@@ -346,26 +367,45 @@ def _distances(buckets: int) -> list[int]:
     return [abs(position - buckets // 2) for position in range(buckets)]
 
 
-def _names(what: str, count: int) -> list[str]:
-    # Names of realistic length, because Spark reads, hashes and compares them.
-    forms = {
-        "queue": "orders.region-{number:04d}",
-        "group": "orders.region-{number:04d}/billing-worker",
-        "client": "billing-worker#{number:04d}",
-    }
-    return [forms[what].format(number=number) for number in range(count)]
-
-
-def _dictionary(indices: NDArray[np.int32], names: list[str]) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(pa.array(indices), pa.array(names))
-
-
-def _timestamps(microseconds: Integers) -> pa.Array:
-    return pa.array(microseconds).view(pa.timestamp("us", tz="UTC"))
-
-
-def _write(table: pa.Table, kind: Kind, path: Path) -> None:
+def _write(table: pa.Table, kind: RowKind, path: Path) -> None:
     file_id = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{kind.name}/{path.name}"))
     metadata = {**(table.schema.metadata or {}), **kind.file_metadata(file_id)}
     # The same metadata and compression as the recorder's.
     pq.write_table(table.replace_schema_metadata(metadata), path, compression=COMPRESSION)
+
+
+# -- synthetic_process --
+# A child process that writes a synthetic lake, so that its memory does not count as Spark's.
+#
+#     python -m tidegate_lab.bench.synthetic_lake <folder> <subjects>
+#
+# Each input line is a `LakeSizeRequest` with a kind and a number of rows. The process answers with
+# a
+# `LakeSize` when the lake has them.
+
+
+class LakeSizeRequest(msgspec.Struct, frozen=True):
+    """The requested size of the lake."""
+
+    kind: str
+    rows: int
+
+
+class LakeSize(msgspec.Struct, frozen=True):
+    """The actual size of the lake, and the time range of its rows."""
+
+    rows: int
+    since: datetime
+    until: datetime
+
+
+def main(folder: Path, subjects: int) -> None:
+    lake = SyntheticLake(folder, SyntheticOptions(subjects=subjects))
+    for line in sys.stdin.buffer:
+        wanted = msgspec.json.decode(line, type=LakeSizeRequest)
+        lake.grow_to(wanted.kind, wanted.rows)
+        answer(LakeSize(lake.rows(wanted.kind), lake.begins(), lake.ends(wanted.kind)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -10,8 +10,16 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from tidegate.lab.checker import Outstanding, Verdict, check
-from tidegate.lab.history import Event, HistoryFollower, MessageKey, merged, read_history
+from tidegate.demo.history import (
+    CheckResult,
+    HistoryEvent,
+    HistoryFollower,
+    MessageKey,
+    Outstanding,
+    check,
+    merged,
+    read_history,
+)
 
 # Histories of workers, which machines start and the run kills.
 WORKERS = "worker-*.history"
@@ -36,7 +44,7 @@ class Clients:
         self._worker_histories: set[Path] = set()
         self._outstanding = Outstanding()
         # Selects events to ignore, both for the drain and for the verdict.
-        self.without: Callable[[Event], bool] = lambda event: False
+        self.without: Callable[[HistoryEvent], bool] = lambda event: False
         self.confirmed = 0
         # Failures of the client processes themselves; a run never kills them.
         self.failures: list[str] = []
@@ -51,7 +59,7 @@ class Clients:
         self, kind: str, name: str, url: str, queue: str, options: tuple[str, ...]
     ) -> subprocess.Popen[bytes]:
         command = [
-            *(sys.executable, "-m", f"tidegate.lab.faults.{kind}", "--url", url),
+            *(sys.executable, "-m", f"tidegate_lab.faults.{kind}", "--url", url),
             *("--queue", queue, "--name", name, "--history", str(self._history(name)), *options),
         ]
         self._followers.append(HistoryFollower(self._history(name)))
@@ -141,7 +149,7 @@ class Clients:
         stored: Collection[MessageKey] | None,
         sole_consumer: Collection[str] = (),
         replicated: Collection[str] = (),
-    ) -> Verdict:
+    ) -> CheckResult:
         """Return the checker's result for all histories without the ignored events."""
         paths = sorted(self._folder.glob("*.history"))
         histories = [read_history(path) for path in paths]

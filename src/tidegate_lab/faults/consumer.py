@@ -1,6 +1,6 @@
 """A consumer process that records every delivery and acknowledgement in a history.
 
-    python -m tidegate.lab.faults.consumer --url … --queue … --name … --history …
+    python -m tidegate_lab.faults.consumer --url … --queue … --name … --history …
 
 It acknowledges most messages without waiting. It acknowledges every seventh with confirmation: a
 message with a confirmed acknowledgement must never be delivered again. Every 101st message is
@@ -21,9 +21,8 @@ import uvloop
 
 from tidegate.client.message import Message
 from tidegate.core.errors import TidegateError
-from tidegate.lab.faults.payload import numbered
-from tidegate.lab.faults.producer import FLUSH_S, PATIENCE_S, patient_client
-from tidegate.lab.history import HistoryWriter, Phase
+from tidegate.demo.history import HistoryWriter, Phase, numbered
+from tidegate_lab.faults.producer import FLUSH_S, PATIENCE_S, patient_client
 
 CONFIRM_EVERY = 7
 RETURN_EVERY = 101

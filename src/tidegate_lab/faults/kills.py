@@ -1,6 +1,6 @@
 """Kill nodes and PostgreSQL at random moments under load, and count lost messages.
 
-    python -m tidegate.lab.faults.kills --kills 200 [--what node|postgres|both] [--nodes 2] [--json]
+    python -m tidegate_lab.faults.kills --kills 200 [--what node|postgres|both] [--nodes 2] [--json]
 
 Theory of operation
 
@@ -38,12 +38,10 @@ import msgspec
 import psycopg
 
 import tidegate
-from tidegate.lab.checker import Outcome, Verdict
-from tidegate.lab.faults.clients import clients_in
-from tidegate.lab.faults.deployment import Deployment, deployed, joined_url
-from tidegate.lab.faults.injector import Injector, Kind
-from tidegate.lab.history import MessageKey
-from tidegate.lab.peers.server import temporary_folder
+from tidegate.demo.history import CheckResult, MessageKey, Outcome
+from tidegate_lab.faults.clients import clients_in
+from tidegate_lab.faults.deployment import Deployment, FaultInjector, Kind, deployed, joined_url
+from tidegate_lab.peers.servers import temporary_folder
 
 MIXTURES: dict[str, tuple[list[Kind], list[int]]] = {
     "node": (["node"], [1]),
@@ -87,7 +85,7 @@ class KillReport(msgspec.Struct, kw_only=True):
     # Seconds from a kill to the next confirmed put.
     recovery_s_median: float
     recovery_s_max: float
-    verdict: Verdict
+    verdict: CheckResult
     outcome: Outcome
     # Messages that the store still holds at the end; None if it could not be read.
     left_in_store: int | None
@@ -125,7 +123,7 @@ async def _run(
 ) -> KillReport:
     seed = random.SystemRandom().randrange(1 << 31) if options.seed is None else options.seed
     chance = random.Random(seed)
-    injector = Injector(deployment)
+    injector = FaultInjector(deployment)
     done: dict[str, int] = {}
     recoveries_s: list[float] = []
     began = time.monotonic()

@@ -1,6 +1,6 @@
 """A producer process that puts numbered messages and records every put in a history.
 
-    python -m tidegate.lab.faults.producer --url … --queue … --name … --history …
+    python -m tidegate_lab.faults.producer --url … --queue … --name … --history …
 
 Several tasks put at the same time, and each waits for the answer to its put. Numbers are assigned
 in the order of the puts, so that the checker can compare the order of the queue with them.
@@ -27,8 +27,7 @@ import uvloop
 import tidegate
 from tidegate.client.options import PutOptions
 from tidegate.core.errors import CallerError, LimitReached, TidegateError
-from tidegate.lab.faults.payload import numbered_payload
-from tidegate.lab.history import HistoryWriter
+from tidegate.demo.history import HistoryWriter, numbered_payload
 
 FLUSH_S = 0.05
 # Longer than any outage that a run causes; a put without an answer after it counts as unknown.

@@ -35,9 +35,15 @@ import asyncio
 import contextlib
 import socket
 import struct
+import sys
 from collections import deque
+from collections.abc import Iterator
 from typing import Literal, Self, cast
 from urllib.parse import urlsplit
+
+import msgspec
+
+from tidegate_lab.loadgen.processes import Child, answer
 
 Mode = Literal["passes", "frozen", "deaf"]
 
@@ -343,3 +349,82 @@ def _checked(delay_s: float) -> float:
     if not 0.0 <= delay_s <= 60.0:
         raise ValueError(f"a delay of {delay_s} s: from 0 to 60 s can be added")
     return delay_s
+
+
+# -- proxy_process --
+# The fault-injecting TCP proxy as a child process, controlled over its standard input.
+#
+# A proxy in the event loop of the client or the server would add the time for which that loop is
+# busy to the delay. `proxy_at` therefore starts the proxy in a process of its own. The parent
+# writes
+# one `ProxyCommand` a line and reads one answer for each.
+
+
+ANSWER_TIMEOUT_S = 20.0
+
+
+class ProxyCommand(msgspec.Struct, frozen=True):
+    """A change of the proxy; `None` leaves a value as it is."""
+
+    delay_s: float | None = None
+    mode: Mode | None = None
+    cut: bool = False
+
+
+class ProxyProcess:
+    """A proxy in a child process; each call returns after the proxy has applied the change."""
+
+    def __init__(self, child: Child, url: str) -> None:
+        self._child = child
+        self.url = url
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def port(self) -> int:
+        port = urlsplit(self.url).port
+        assert port is not None
+        return port
+
+    def set_delay(self, delay_s: float) -> None:
+        self._order(ProxyCommand(delay_s=delay_s))
+
+    def set_mode(self, mode: Mode) -> None:
+        self._order(ProxyCommand(mode=mode))
+
+    def cut(self) -> None:
+        self._order(ProxyCommand(cut=True))
+
+    def _order(self, order: ProxyCommand) -> None:
+        self._child.say(order)
+        self._child.hear(bool, ANSWER_TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def proxy_at(target: str, delay_s: float = 0.0) -> Iterator[ProxyProcess]:
+    """Run a proxy in front of `target` in a child process until the block ends."""
+    with Child("tidegate_lab.faults.proxy", [target, str(delay_s)]) as child:
+        yield ProxyProcess(child, child.hear(str, ANSWER_TIMEOUT_S))
+
+
+async def _serve(target: str, delay_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    orders = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+    async with TcpProxy(target, delay_s) as proxy:
+        answer(proxy.url)
+        while line := await orders.readline():
+            order = msgspec.json.decode(line, type=ProxyCommand)
+            if order.delay_s is not None:
+                proxy.set_delay(order.delay_s)
+            if order.mode is not None:
+                proxy.set_mode(order.mode)
+            if order.cut:
+                proxy.cut()
+            answer(True)
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(sys.argv[1], float(sys.argv[2])))

@@ -1,6 +1,6 @@
 """Scale a queue up and down under load while its machines, workers and leader are killed.
 
-    python -m tidegate.lab.faults.scale_storm --events 100 [--stores 2] [--seed …] [--json]
+    python -m tidegate_lab.faults.scale_storm --events 100 [--stores 2] [--seed …] [--json]
 
 Theory of operation
 
@@ -45,14 +45,18 @@ import psutil
 
 import tidegate
 from tidegate.core.errors import TidegateError
-from tidegate.core.replication import ReplicaState
-from tidegate.core.scaling import Range, Scaling, ScalingPolicy, Steering
-from tidegate.lab.checker import Outcome, Verdict
-from tidegate.lab.faults.clients import Clients, clients_in
-from tidegate.lab.faults.deployment import Deployment, deployed
-from tidegate.lab.faults.injector import Injector, kill_postgres, kill_process
-from tidegate.lab.faults.storm_worker import FOLDER_VARIABLE, QUEUE
-from tidegate.lab.peers.server import temporary_folder
+from tidegate.core.topology import ControlMode, Range, ReplicaState, Scaling, ScalingPolicy
+from tidegate.demo.history import CheckResult, Outcome
+from tidegate_lab.faults.clients import Clients, clients_in
+from tidegate_lab.faults.deployment import (
+    Deployment,
+    FaultInjector,
+    deployed,
+    kill_postgres,
+    kill_process,
+)
+from tidegate_lab.faults.storm_worker import FOLDER_VARIABLE, QUEUE
+from tidegate_lab.peers.servers import temporary_folder
 
 REPLICAS_MAX = 4
 
@@ -80,13 +84,13 @@ level = "info"
 SCALING = Scaling(
     replicas=Range(1, REPLICAS_MAX),
     policy=ScalingPolicy.LOAD,
-    steering=Steering.MANUAL,
+    steering=ControlMode.MANUAL,
     replicas_wanted=1,
     polling_interval_s=0.2,
     inhibition_s=0.2,
     cooldown_period_s=0.2,
     step_max=REPLICAS_MAX,
-    worker="tidegate.lab.faults.storm_worker:app",
+    worker="tidegate_lab.faults.storm_worker:app",
     slots_per_machine=2,
 )
 # The victims with their weights, which sum to 10.
@@ -138,7 +142,7 @@ class StormReport(msgspec.Struct, kw_only=True):
     carried_out: int
     slowest_s: float
     duration_s: float
-    verdict: Verdict
+    verdict: CheckResult
     outcome: Outcome
     left_in_store: int
     client_failures: list[str]
@@ -209,7 +213,7 @@ class _Storm:
         if options.seed is not None:
             self._seed = options.seed
         self._chance = random.Random(self._seed)
-        self._injector = Injector(deployment)
+        self._injector = FaultInjector(deployment)
         self._victims = planned_victims(options, self._chance)
         self._kills: dict[str, int] = {}
         self._waited_for = 0

@@ -14,8 +14,7 @@ import secrets
 from pathlib import Path
 
 import tidegate
-from tidegate.lab.faults.payload import numbered
-from tidegate.lab.history import HistoryWriter
+from tidegate.demo.history import HistoryWriter, numbered
 
 FOLDER_VARIABLE = "TIDEGATE_STORM_HISTORIES"
 WORK_VARIABLE = "TIDEGATE_STORM_WORK_S"

@@ -1,6 +1,6 @@
 """Leaders that crash in succession, each at its own step of a scale-out or a scale-in.
 
-    python -m tidegate.lab.faults.succession before-drain after-drain … [--json]
+    python -m tidegate_lab.faults.succession before-drain after-drain … [--json]
 
 Theory of operation
 
@@ -40,21 +40,20 @@ import msgspec
 import psutil
 
 import tidegate
-from tidegate.core.crash import MACHINE_POINTS, STEERING_POINTS, VARIABLE
 from tidegate.core.errors import TidegateError
-from tidegate.core.fleet import MachineState
-from tidegate.core.replication import ReplicaState
-from tidegate.core.scaling import Range, Scaling, ScalingPolicy, Steering
-from tidegate.fleet.parent import KEEPER_VARIABLE, identity_of
-from tidegate.fleet.providers.process import MARK_VARIABLE, ProcessProvider
-from tidegate.lab.checker import Outcome, Verdict
-from tidegate.lab.faults.clients import clients_in
-from tidegate.lab.faults.deployment import JoinedNode, joined_node
-from tidegate.lab.faults.storm_worker import FOLDER_VARIABLE, QUEUE, WORK_VARIABLE
-from tidegate.lab.peers.server import temporary_folder
-from tidegate.lab.stored_messages import stored_messages
+from tidegate.core.machines import MachineState
+from tidegate.core.runtime import CRASH_VARIABLE, MACHINE_POINTS, STEERING_POINTS
+from tidegate.core.topology import ControlMode, Range, ReplicaState, Scaling, ScalingPolicy
+from tidegate.demo.evidence import stored_messages
+from tidegate.demo.history import CheckResult, Outcome
+from tidegate.fleet.process import KEEPER_VARIABLE, process_identity
+from tidegate.fleet.providers import MARK_VARIABLE, ProcessProvider
 from tidegate.storage.embedded import EmbeddedPostgres
-from tidegate.storage.postgres import PostgresStore
+from tidegate.storage.postgres.store import PostgresStore
+from tidegate_lab.faults.clients import clients_in
+from tidegate_lab.faults.deployment import JoinedNode, joined_node
+from tidegate_lab.faults.storm_worker import FOLDER_VARIABLE, QUEUE, WORK_VARIABLE
+from tidegate_lab.peers.servers import temporary_folder
 
 MANY = 3
 SETTINGS = """
@@ -79,13 +78,13 @@ SCALING = Scaling(
     # With this policy producers are assigned to replicas too, so that they must leave a replica
     # that is drained.
     policy=ScalingPolicy.CLIENTS,
-    steering=Steering.MANUAL,
+    steering=ControlMode.MANUAL,
     replicas_wanted=1,
     polling_interval_s=0.2,
     inhibition_s=0.2,
     cooldown_period_s=0.2,
     step_max=MANY,
-    worker="tidegate.lab.faults.storm_worker:app",
+    worker="tidegate_lab.faults.storm_worker:app",
     slots_per_machine=1,
 )
 # Seconds per message. A worker handles 4 messages at a time, which is slower than the producers:
@@ -122,7 +121,7 @@ class SuccessionReport(msgspec.Struct, kw_only=True):
     took_over_s: list[float]
     machines_died: int
     duration_s: float
-    verdict: Verdict
+    verdict: CheckResult
     outcome: Outcome
     client_failures: list[str]
     left_in_store: int
@@ -157,7 +156,7 @@ def run_succession(
             FOLDER_VARIABLE: str(histories),
             WORK_VARIABLE: str(WORK_S),
             # Makes the machines end by themselves if this process is killed.
-            KEEPER_VARIABLE: str(identity_of(os.getpid())),
+            KEEPER_VARIABLE: str(process_identity(os.getpid())),
         }
         # The tables are created before any node starts, so that the nodes do not compete for it.
         asyncio.run(_prepare(postgres.url))
@@ -189,7 +188,7 @@ def _line(
         def start(point: str) -> JoinedNode:
             own = folder / f"node-{point or 'last'}"
             own.mkdir()
-            crash = {VARIABLE: point} if point else {}
+            crash = {CRASH_VARIABLE: point} if point else {}
             return stack.enter_context(joined_node(url, own, environment={**environment, **crash}))
 
         # The order of the points saves requests: each node crashes a step after the one before.

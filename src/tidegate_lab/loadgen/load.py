@@ -4,7 +4,7 @@ Theory of operation
 
 The parent (`LoadProcesses`) starts one process per producer and consumer:
 
-    python -m tidegate.lab.bench.load <LoadTask as JSON>
+    python -m tidegate_lab.loadgen.load <LoadTask as JSON>
 
 A process connects, a consumer also subscribes, and then the process prints `ready`. When all are
 ready, the parent writes `go` to each. A producer works until the end of its last phase, a consumer
@@ -40,8 +40,8 @@ import msgspec
 
 import tidegate
 from tidegate.core.errors import InvalidValue, TidegateError
-from tidegate.telemetry.histogram import Histogram, bucket_of
-from tidegate.telemetry.numbers import Durations, durations
+from tidegate.telemetry.meters import Histogram, bucket_of
+from tidegate.telemetry.stats import Durations, make_durations
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,7 +66,7 @@ class LoadFailed(TidegateError):
 # The task of one process, and its result
 
 
-class Phase(msgspec.Struct, frozen=True):
+class LoadPhase(msgspec.Struct, frozen=True):
     """A period at one rate, from the start of the load; rate `None` means as fast as possible."""
 
     begin_s: float
@@ -74,7 +74,7 @@ class Phase(msgspec.Struct, frozen=True):
     rate_per_s: float | None = None
 
 
-class Duty(msgspec.Struct, frozen=True, kw_only=True):
+class LoadTask(msgspec.Struct, frozen=True, kw_only=True):
     """The task of one process."""
 
     role: Literal["produce", "consume"]
@@ -84,14 +84,14 @@ class Duty(msgspec.Struct, frozen=True, kw_only=True):
     # For a producer
     number: int = 0
     size_bytes: int = 256
-    phases: Sequence[Phase] = ()
+    phases: Sequence[LoadPhase] = ()
     in_flight_max: int = 1000
     # For a consumer
     prefetch: int = 200
     service_s: float = 0.0
 
 
-class Outcome(msgspec.Struct, kw_only=True):
+class LoadProcessResult(msgspec.Struct, kw_only=True):
     """The result of one process."""
 
     put: int = 0
@@ -153,14 +153,14 @@ class Sequences:
 class _Producer:
     """Puts at the rate of the current phase, with at most `in_flight_max` messages in flight."""
 
-    def __init__(self, duty: Duty, mq: tidegate.Client) -> None:
+    def __init__(self, duty: LoadTask, mq: tidegate.Client) -> None:
         self._duty = duty
         self._put = mq.put
         self._filler = secrets.token_bytes(duty.size_bytes - SIZE_BYTES_MIN)
         self._latency = Histogram()
         self._in_flight = 0
         self._room = asyncio.Event()
-        self.outcome = Outcome()
+        self.outcome = LoadProcessResult()
 
     async def run(self) -> None:
         self.outcome.begun_ns = time.monotonic_ns()
@@ -225,11 +225,11 @@ class _Producer:
 class _Consumer:
     """Handles and acknowledges one message at a time, with a pause of `service_s` for each."""
 
-    def __init__(self, duty: Duty) -> None:
+    def __init__(self, duty: LoadTask) -> None:
         self._service_s = duty.service_s
         self._seen = Sequences()
         self._latency = Histogram()
-        self.outcome = Outcome()
+        self.outcome = LoadProcessResult()
 
     async def run(self, subscription: tidegate.Subscription) -> None:
         async for message in subscription:
@@ -250,7 +250,7 @@ class _Consumer:
         self.outcome.latency_max_s = self._latency.max_s
 
 
-async def _do(duty: Duty) -> Outcome:
+async def _do(duty: LoadTask) -> LoadProcessResult:
     loop = asyncio.get_running_loop()
     stdin = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
@@ -291,22 +291,22 @@ async def _until_done_or_alone(work: asyncio.Task[None], stdin: asyncio.StreamRe
 # The parent's side
 
 
-class Crew:
+class LoadProcesses:
     """The processes of one load, controlled over their standard input and output."""
 
     def __init__(self, complaints: IO[bytes] | None = None) -> None:
         # The file for their standard error; None: the parent's.
         self._complaints = complaints
-        self._processes: list[tuple[Duty, asyncio.subprocess.Process]] = []
+        self._processes: list[tuple[LoadTask, asyncio.subprocess.Process]] = []
 
-    async def start(self, duties: Sequence[Duty]) -> None:
+    async def start(self, duties: Sequence[LoadTask]) -> None:
         """Start the processes; return when all are connected and the consumers are subscribed.
 
         `LoadFailed` means that a process ended before it was ready.
         """
         for duty in duties:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tidegate.lab.bench.load"),
+                *(sys.executable, "-m", "tidegate_lab.loadgen.load"),
                 msgspec.json.encode(duty).decode(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -327,11 +327,11 @@ class Crew:
         """Tell all processes to begin."""
         self._tell(b"go\n", ("produce", "consume"))
 
-    async def produced(self) -> list[tuple[Duty, Outcome]]:
+    async def produced(self) -> list[tuple[LoadTask, LoadProcessResult]]:
         """Wait for the producers and return their results."""
         return await self._outcomes("produce")
 
-    async def consumed(self) -> list[tuple[Duty, Outcome]]:
+    async def consumed(self) -> list[tuple[LoadTask, LoadProcessResult]]:
         """Stop the consumers and return their results."""
         self._tell(b"stop\n", ("consume",))
         return await self._outcomes("consume")
@@ -341,7 +341,7 @@ class Crew:
             if duty.role in roles and process.stdin is not None:
                 process.stdin.write(word)
 
-    async def _outcomes(self, role: str) -> list[tuple[Duty, Outcome]]:
+    async def _outcomes(self, role: str) -> list[tuple[LoadTask, LoadProcessResult]]:
         outcomes = []
         for duty, process in self._processes:
             if duty.role == role:
@@ -349,7 +349,7 @@ class Crew:
                 line = await process.stdout.readline()
                 if not line:
                     raise LoadFailed(f"a process that should {role} died; it said why above")
-                outcomes.append((duty, msgspec.json.decode(line, type=Outcome)))
+                outcomes.append((duty, msgspec.json.decode(line, type=LoadProcessResult)))
         return outcomes
 
     async def end(self) -> None:
@@ -362,11 +362,11 @@ class Crew:
 
 
 @contextlib.asynccontextmanager
-async def crew_of(
-    duties: Sequence[Duty], complaints: IO[bytes] | None = None
-) -> AsyncIterator[Crew]:
+async def load_processes(
+    duties: Sequence[LoadTask], complaints: IO[bytes] | None = None
+) -> AsyncIterator[LoadProcesses]:
     """Yield load processes that are ready to begin, and end them when the block ends."""
-    crew = Crew(complaints)
+    crew = LoadProcesses(complaints)
     try:
         await crew.start(duties)
         yield crew
@@ -374,7 +374,7 @@ async def crew_of(
         await crew.end()
 
 
-async def drained(mq: tidegate.Client, queues: Sequence[str], seconds_max: float) -> bool:
+async def queues_drained(mq: tidegate.Client, queues: Sequence[str], seconds_max: float) -> bool:
     """Return whether the queues became empty, without unacknowledged messages, in time."""
     deadline = time.monotonic() + seconds_max
     while time.monotonic() < deadline:
@@ -386,7 +386,7 @@ async def drained(mq: tidegate.Client, queues: Sequence[str], seconds_max: float
     return False
 
 
-class Tally(msgspec.Struct, frozen=True):
+class LoadTotals(msgspec.Struct, frozen=True):
     """The totals of all processes of a load."""
 
     put: int
@@ -401,9 +401,10 @@ class Tally(msgspec.Struct, frozen=True):
     handler: Durations
 
 
-def tally(
-    produced: Sequence[tuple[Duty, Outcome]], consumed: Sequence[tuple[Duty, Outcome]]
-) -> Tally:
+def count_messages(
+    produced: Sequence[tuple[LoadTask, LoadProcessResult]],
+    consumed: Sequence[tuple[LoadTask, LoadProcessResult]],
+) -> LoadTotals:
     """Return the totals of a load, counted message by message."""
     sequences = Sequences()
     for _, outcome in consumed:
@@ -414,7 +415,7 @@ def tally(
     )
     makers = [outcome for _, outcome in produced]
     takers = [outcome for _, outcome in consumed if outcome.handled]
-    return Tally(
+    return LoadTotals(
         put=sum(outcome.put for outcome in makers),
         confirmed=sum(outcome.confirmed for outcome in makers),
         handled=came_once,
@@ -425,12 +426,12 @@ def tally(
         ),
         put_per_s=_per_second([o.confirmed for o in makers], makers),
         handled_per_s=_per_second([o.handled for o in takers], takers),
-        confirm=durations(_joined(makers)),
-        handler=durations(_joined(takers)),
+        confirm=make_durations(_joined(makers)),
+        handler=make_durations(_joined(takers)),
     )
 
 
-def _per_second(counts: Sequence[int], outcomes: Sequence[Outcome]) -> float:
+def _per_second(counts: Sequence[int], outcomes: Sequence[LoadProcessResult]) -> float:
     if not outcomes:
         return 0.0
     first_ns = min(outcome.begun_ns for outcome in outcomes)
@@ -438,7 +439,7 @@ def _per_second(counts: Sequence[int], outcomes: Sequence[Outcome]) -> float:
     return sum(counts) / max((last_ns - first_ns) / 1e9, 1e-9)
 
 
-def _joined(outcomes: Sequence[Outcome]) -> Histogram:
+def _joined(outcomes: Sequence[LoadProcessResult]) -> Histogram:
     joined = Histogram()
     for outcome in outcomes:
         for upper_s, count in outcome.latency:
@@ -470,21 +471,21 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     durable: bool = True
     drain_s_max: float = 60.0
 
-    def duties(self, queue: str) -> list[Duty]:
+    def duties(self, queue: str) -> list[LoadTask]:
         """Return the task of each process, consumers first."""
         rate = None if self.rate_per_s is None else self.rate_per_s / max(self.producers, 1)
         consumers = [
-            Duty(role="consume", url=self.url, queue=queue, prefetch=self.prefetch)
+            LoadTask(role="consume", url=self.url, queue=queue, prefetch=self.prefetch)
             for _ in range(self.consumers)
         ]
         return consumers + [
-            Duty(
+            LoadTask(
                 role="produce",
                 url=self.url,
                 queue=queue,
                 number=number,
                 size_bytes=self.size_bytes,
-                phases=[Phase(0.0, self.seconds, rate)],
+                phases=[LoadPhase(0.0, self.seconds, rate)],
                 in_flight_max=self.in_flight_max,
             )
             for number in range(self.producers)
@@ -495,7 +496,7 @@ class LoadReport(msgspec.Struct, frozen=True):
     """The report of `tidegate bench run`."""
 
     options: LoadOptions
-    tally: Tally
+    tally: LoadTotals
     # None if the queue was not empty at the end: unhandled messages may still be in it.
     lost: int | None
 
@@ -523,12 +524,12 @@ async def _run_load(options: LoadOptions, progress: Progress) -> LoadReport:
     async with tidegate.connect(options.url, reconnect_s=_RECONNECT_S) as mq:
         await mq.create_queue(queue, durable=options.durable)
         try:
-            async with crew_of(options.duties(queue)) as crew:
+            async with load_processes(options.duties(queue)) as crew:
                 reporting = asyncio.create_task(_report_each_second(mq, queue, progress))
                 try:
                     crew.go()
                     produced = await crew.produced()
-                    empty = await drained(
+                    empty = await queues_drained(
                         mq, [queue], options.drain_s_max if options.consumers else 0
                     )
                     consumed = await crew.consumed()
@@ -538,7 +539,7 @@ async def _run_load(options: LoadOptions, progress: Progress) -> LoadReport:
             # With a timeout, because the node itself may be gone.
             with contextlib.suppress(TidegateError, TimeoutError):
                 await asyncio.wait_for(mq.delete_queue(queue), _DELETE_S_MAX)
-    found = tally(produced, consumed)
+    found = count_messages(produced, consumed)
     return LoadReport(options, found, found.unhandled if empty else None)
 
 
@@ -585,5 +586,7 @@ if __name__ == "__main__":
     import uvloop
 
     print(
-        msgspec.json.encode(uvloop.run(_do(msgspec.json.decode(sys.argv[1], type=Duty)))).decode()
+        msgspec.json.encode(
+            uvloop.run(_do(msgspec.json.decode(sys.argv[1], type=LoadTask)))
+        ).decode()
     )

@@ -1,16 +1,17 @@
-"""One measurement: a producer process and a consumer process against a running server.
+"""One process of a measurement: `python -m tidegate_lab.loadgen.worker <SideTask as JSON>`.
 
-The consumer declares the queue and subscribes; the producer connects and prepares its payloads. The
-producer begins when both are ready. If one of them fails or the time is up, both are ended, and
-`WorkerProcessFailed` has the end of the failed process's standard error. A measurement therefore
-has either checked numbers or none.
+The producer and the consumer are separate processes, as in production. Each imports the one
+contender that it drives, prints `ready`, and prints its result as its last line. An alarm ends the
+process if its parent was killed and cannot end it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,15 +21,34 @@ from typing import IO
 
 import msgspec
 
-from tidegate.lab.bench.side import GO_LINE, READY_LINE, Mode, Outcome, Role, Work
-from tidegate.lab.peers.contenders import Contender
+from tidegate_lab.loadgen.processes import (
+    GO_LINE,
+    READY_LINE,
+    ConsumerSide,
+    Mode,
+    ProducerSide,
+    Role,
+    SideResult,
+    SideTask,
+)
+from tidegate_lab.peers.contenders import Contender
+
+# -- measurement --
+# One measurement: a producer process and a consumer process against a running server.
+#
+# The consumer declares the queue and subscribes; the producer connects and prepares its payloads.
+# The
+# producer begins when both are ready. If one of them fails or the time is up, both are ended, and
+# `WorkerProcessFailed` has the end of the failed process's standard error. A measurement therefore
+# has either checked numbers or none.
+
 
 MEASUREMENT_SECONDS_MAX = 120.0
 KILL_WAIT_S = 5.0
 STDERR_TAIL_BYTES = 3000
 
 
-class MeasurementFailed(RuntimeError):
+class WorkerProcessFailed(RuntimeError):
     """A process of the measurement failed, took too long, or missed messages."""
 
 
@@ -73,11 +93,11 @@ def measure_latency(contender: Contender, port: int, rate_per_s: float, seconds:
 
 def _run(
     contender: Contender, port: int, mode: Mode, messages: int, rate_per_s: float
-) -> tuple[Outcome, Outcome]:
+) -> tuple[SideResult, SideResult]:
     queue = f"bench-{uuid.uuid4().hex[:12]}"
 
-    def work(role: Role) -> Work:
-        return Work(
+    def work(role: Role) -> SideTask:
+        return SideTask(
             module=contender.module,
             role=role,
             mode=mode,
@@ -99,19 +119,19 @@ def _run(
         produced = producer.wait_for_outcome(deadline, pair)
     for outcome in (produced, consumed):
         if outcome.messages != messages:
-            raise MeasurementFailed(f"{contender.name}: {outcome.messages} of {messages} came")
+            raise WorkerProcessFailed(f"{contender.name}: {outcome.messages} of {messages} came")
     return produced, consumed
 
 
 class _Worker:
     """A child process that exchanges lines with its parent."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: SideTask) -> None:
         self._work = work
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "tidegate.lab.bench.worker"),
+                *(sys.executable, "-m", "tidegate_lab.loadgen.worker"),
                 msgspec.json.encode(work).decode(),
             ],
             stdin=subprocess.PIPE,
@@ -146,8 +166,8 @@ class _Worker:
         if line != expected.encode():
             raise self._failure(f"said {line[:200]!r} instead of {expected!r}")
 
-    def wait_for_outcome(self, deadline: float, pair: tuple[_Worker, ...]) -> Outcome:
-        return msgspec.json.decode(self._next_line(deadline, pair), type=Outcome)
+    def wait_for_outcome(self, deadline: float, pair: tuple[_Worker, ...]) -> SideResult:
+        return msgspec.json.decode(self._next_line(deadline, pair), type=SideResult)
 
     def raise_if_failed(self) -> None:
         if self._process.poll() not in (None, 0):
@@ -173,8 +193,8 @@ class _Worker:
         line, _, self._received = self._received.partition(b"\n")
         return line
 
-    def _failure(self, what: str) -> MeasurementFailed:
-        return MeasurementFailed(
+    def _failure(self, what: str) -> WorkerProcessFailed:
+        return WorkerProcessFailed(
             f"{self._work.module} ({self._work.role}) {what}:\n{_tail(self._stderr)}"
         )
 
@@ -183,3 +203,23 @@ def _tail(stream: IO[bytes]) -> str:
     stream.seek(0, os.SEEK_END)
     stream.seek(max(0, stream.tell() - STDERR_TAIL_BYTES))
     return stream.read().decode(errors="replace")
+
+
+PROCESS_SECONDS_MAX = 180
+
+
+def run(work: SideTask) -> SideResult:
+    """Run the producer or the consumer of a measurement and return its result."""
+    contender = importlib.import_module(work.module)
+    if work.role == "produce":
+        producer = ProducerSide(work)
+        contender.produce(producer)
+        return producer.outcome(work.messages)
+    consumer = ConsumerSide(work)
+    contender.consume(consumer)
+    return consumer.outcome(consumer.checker.received)
+
+
+if __name__ == "__main__":
+    signal.alarm(PROCESS_SECONDS_MAX)
+    print(msgspec.json.encode(run(msgspec.json.decode(sys.argv[1], type=SideTask))).decode())

@@ -7,16 +7,18 @@ from contextlib import AbstractContextManager
 
 import msgspec
 
-from tidegate.lab.peers.nats_server import nats_server
-from tidegate.lab.peers.rabbitmq_server import rabbitmq_server
-from tidegate.lab.peers.redis_server import redis_server
-from tidegate.lab.peers.server import Server
-from tidegate.lab.peers.tidegate_server import tidegate_server
+from tidegate_lab.peers.servers import (
+    PeerServer,
+    nats_server,
+    rabbitmq_server,
+    redis_server,
+    tidegate_server,
+)
 
 # The tasks that each await one put at a time, or the unconfirmed messages on a raw socket.
 IN_FLIGHT = 1000
 
-SERVERS: dict[str, Callable[[], AbstractContextManager[Server]]] = {
+SERVERS: dict[str, Callable[[], AbstractContextManager[PeerServer]]] = {
     "tidegate": tidegate_server,
     "rabbitmq": rabbitmq_server,
     "redis": redis_server,
@@ -45,7 +47,7 @@ def _rabbitmq(name: str, module: str, queue_type: str, **changes: object) -> Con
     contender = Contender(
         name=f"rabbitmq {name} {queue_type}",
         server="rabbitmq",
-        module=f"tidegate.lab.peers.{module}",
+        module=f"tidegate_lab.peers.{module}",
         settings={"queue_type": queue_type},
     )
     return msgspec.structs.replace(contender, **changes)
@@ -58,14 +60,14 @@ TIDEGATE_LONE = "tidegate one at a time"
 CONTENDERS: dict[str, Contender] = {
     contender.name: contender
     for contender in (
-        Contender(TIDEGATE, "tidegate", "tidegate.lab.peers.tidegate_messages"),
+        Contender(TIDEGATE, "tidegate", "tidegate_lab.peers.tidegate_messages"),
         Contender(
-            TIDEGATE_BATCH, "tidegate", "tidegate.lab.peers.tidegate_batches", offers_rate=False
+            TIDEGATE_BATCH, "tidegate", "tidegate_lab.peers.tidegate_batches", offers_rate=False
         ),
         Contender(
             TIDEGATE_LONE,
             "tidegate",
-            "tidegate.lab.peers.tidegate_messages",
+            "tidegate_lab.peers.tidegate_messages",
             in_flight=1,
             offers_rate=False,
         ),
@@ -75,8 +77,8 @@ CONTENDERS: dict[str, Contender] = {
         _rabbitmq("aio-pika", "rabbitmq_aio_pika", "quorum"),
         _rabbitmq("pika", "rabbitmq_pika", "classic", in_flight=1, offers_rate=False),
         _rabbitmq("pika", "rabbitmq_pika", "quorum", in_flight=1, offers_rate=False),
-        Contender("redis streams", "redis", "tidegate.lab.peers.redis_streams"),
-        Contender("redis streams raw", "redis", "tidegate.lab.peers.redis_raw", offers_rate=False),
-        Contender("nats jetstream", "nats", "tidegate.lab.peers.nats_jetstream"),
+        Contender("redis streams", "redis", "tidegate_lab.peers.redis_streams"),
+        Contender("redis streams raw", "redis", "tidegate_lab.peers.redis_raw", offers_rate=False),
+        Contender("nats jetstream", "nats", "tidegate_lab.peers.nats_jetstream"),
     )
 }

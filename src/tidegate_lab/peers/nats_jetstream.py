@@ -14,7 +14,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType, StreamConfig
 
-from tidegate.lab.bench.side import ConsumerSide, ProducerSide, run_on_uvloop
+from tidegate_lab.loadgen.processes import ConsumerSide, ProducerSide, run_on_uvloop
 
 UNACKNOWLEDGED_MAX = 4000
 CONSUMER = "worker"

@@ -7,7 +7,7 @@ import asyncio
 import aio_pika
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 
-from tidegate.lab.bench.side import ConsumerSide, ProducerSide, run_on_uvloop
+from tidegate_lab.loadgen.processes import ConsumerSide, ProducerSide, run_on_uvloop
 
 PREFETCH = 1000
 

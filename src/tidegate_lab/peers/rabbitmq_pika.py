@@ -6,8 +6,7 @@ import time
 
 import pika
 
-from tidegate.lab.bench.payload import make_payload
-from tidegate.lab.bench.side import ConsumerSide, ProducerSide
+from tidegate_lab.loadgen.processes import ConsumerSide, ProducerSide, make_payload
 
 PREFETCH = 200
 

@@ -11,9 +11,14 @@ from __future__ import annotations
 import select
 import time
 
-from tidegate.lab.bench.payload import PAYLOAD_BYTES, make_payload
-from tidegate.lab.bench.side import PACE_TICK_S, ConsumerSide, ProducerSide
-from tidegate.lab.peers.amqp import (
+from tidegate_lab.loadgen.processes import (
+    PACE_TICK_S,
+    PAYLOAD_BYTES,
+    ConsumerSide,
+    ProducerSide,
+    make_payload,
+)
+from tidegate_lab.peers.amqp import (
     FRAME_END,
     ConfirmReader,
     DeliveryReader,

@@ -11,8 +11,7 @@ import io
 import socket
 from typing import BinaryIO
 
-from tidegate.lab.bench.payload import PAYLOAD_BYTES, make_payload
-from tidegate.lab.bench.side import ConsumerSide, ProducerSide
+from tidegate_lab.loadgen.processes import PAYLOAD_BYTES, ConsumerSide, ProducerSide, make_payload
 
 COMMANDS_PER_WRITE = 100
 READ_COUNT = 1000

@@ -13,7 +13,7 @@ from typing import Any
 import redis
 import redis.asyncio
 
-from tidegate.lab.bench.side import ConsumerSide, ProducerSide, run_on_uvloop
+from tidegate_lab.loadgen.processes import ConsumerSide, ProducerSide, run_on_uvloop
 
 GROUP = "workers"
 CONSUMER = "worker"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import tidegate
-from tidegate.lab.bench.side import ConsumerSide, ProducerSide, run_on_uvloop
+from tidegate_lab.loadgen.processes import ConsumerSide, ProducerSide, run_on_uvloop
 
 MESSAGES_PER_PUT = 1000
 PUTS_IN_FLIGHT = 8

@@ -6,8 +6,8 @@ import asyncio
 from functools import partial
 
 import tidegate
-from tidegate.core.scaling import Range, Scaling, ScalingPolicy
-from tidegate.lab.bench.side import ConsumerSide, ProducerSide, run_on_uvloop
+from tidegate.core.topology import Range, Scaling, ScalingPolicy
+from tidegate_lab.loadgen.processes import ConsumerSide, ProducerSide, run_on_uvloop
 
 PREFETCH = 2000
 # The setting that measures a logical queue with one replica instead of a plain queue.

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from tidegate.lab.bench.alias import AliasOptions, render, run_alias
+from tidegate_lab.bench.queue import AliasOptions, render_alias, run_alias
 
 
 def test_a_quick_run_measures_both_ways() -> None:
@@ -14,7 +14,7 @@ def test_a_quick_run_measures_both_ways() -> None:
     report = run_alias(AliasOptions.quick(), said.append)
 
     out = io.StringIO()
-    render(report, Console(file=out, width=100))
+    render_alias(report, Console(file=out, width=100))
     assert (report.pairs, len(said), report.messages_per_run) == (2, 2, 5_000)
     assert all(through > 0 and direct > 0 for through, direct in report.runs)
     assert "through the alias" in out.getvalue()

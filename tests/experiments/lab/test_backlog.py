@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from tidegate.lab.bench.backlog import BacklogOptions, render, run_backlog
-from tidegate.lab.bench.child import Child, ChildFailed
+from tidegate_lab.bench.backlog import BacklogOptions, render_backlog, run_backlog
+from tidegate_lab.loadgen.processes import Child, ChildFailed
 
 
 def test_a_backlog_is_loaded_eaten_from_its_front_and_counted() -> None:
@@ -20,13 +20,13 @@ def test_a_backlog_is_loaded_eaten_from_its_front_and_counted() -> None:
     assert len(report.bars) == 2
     assert any("6,000 messages wait" in line for line in lines)
     console = Console(record=True, width=120)
-    render(report, console)
+    render_backlog(report, console)
     assert "node memory" in console.export_text()
 
 
 def test_a_child_that_fails_says_why() -> None:
     with (
-        Child("tidegate.lab.bench.backlog_process", ["no json"]) as child,
+        Child("tidegate_lab.bench.backlog", ["no json"]) as child,
         pytest.raises(ChildFailed, match="malformed"),
     ):
         child.hear(str, 20.0)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.lab.elastic import contest
-from tidegate.lab.elastic.simulated import SimulatedOptions, run_simulated
+from tidegate_lab.papers.elastic import contest
+from tidegate_lab.papers.elastic.simulated import SimulatedOptions, run_simulated
 
 
 def test_the_page_says_which_seeds_it_is_from(

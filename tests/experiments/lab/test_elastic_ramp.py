@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tidegate.lab.elastic.real import (
-    RealPlan,
-    real_section,
-)
+from tidegate_lab.papers.elastic.run import RealPlan, real_section
 
 
 def test_a_second_worker_comes_on_the_same_machine_when_the_ramp_needs_it(tmp_path: Path) -> None:

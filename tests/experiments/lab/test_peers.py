@@ -10,13 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tidegate.lab.bench.measurement import (
-    MeasurementFailed,
-    measure_latency,
-    measure_throughput,
-)
-from tidegate.lab.peers.contenders import CONTENDERS, SERVERS, Contender
-from tidegate.lab.peers.server import Server, ServerMissing
+from tidegate_lab.loadgen.worker import WorkerProcessFailed, measure_latency, measure_throughput
+from tidegate_lab.peers.contenders import CONTENDERS, SERVERS, Contender
+from tidegate_lab.peers.servers import PeerServer, ServerMissing
 
 PEER_CONTENDERS = [one for one in CONTENDERS.values() if not one.is_ours]
 PEER_SERVERS = [name for name in SERVERS if name != "tidegate"]
@@ -27,15 +23,15 @@ class Servers:
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
-        self._running: dict[str, Server] = {}
+        self._running: dict[str, PeerServer] = {}
 
-    def get(self, name: str) -> Server:
+    def get(self, name: str) -> PeerServer:
         if name not in self._running:
             self._running[name] = enter_or_skip(name, self._stack)
         return self._running[name]
 
 
-def enter_or_skip(name: str, stack: ExitStack) -> Server:
+def enter_or_skip(name: str, stack: ExitStack) -> PeerServer:
     try:
         return stack.enter_context(SERVERS[name]())
     except ServerMissing as missing:
@@ -101,9 +97,9 @@ def test_a_server_is_stopped_when_the_measurement_fails() -> None:
         with ExitStack() as stack:
             enter_or_skip("redis", stack)
             started.update(set(psutil.Process().children(recursive=True)) - before)
-            raise MeasurementFailed("on purpose")
+            raise WorkerProcessFailed("on purpose")
 
-    with pytest.raises(MeasurementFailed):
+    with pytest.raises(WorkerProcessFailed):
         fail_while_it_runs()
 
     assert started
@@ -112,7 +108,7 @@ def test_a_server_is_stopped_when_the_measurement_fails() -> None:
 
 def test_a_contender_that_cannot_run_fails_with_what_it_said(servers: Servers) -> None:
     server = servers.get("redis")
-    broken = Contender(name="broken", server="redis", module="tidegate.lab.peers.nobody")
+    broken = Contender(name="broken", server="redis", module="tidegate_lab.peers.nobody")
 
-    with pytest.raises(MeasurementFailed, match="No module named"):
+    with pytest.raises(WorkerProcessFailed, match="No module named"):
         measure_throughput(broken, server.port, messages=10)

@@ -13,18 +13,16 @@ from waiting import eventually
 
 from tidegate.cli.app import app
 from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
-from tidegate.lab.prefetch.plan import Plan
-from tidegate.lab.prefetch.run import EXPERIMENTS, PrefetchOptions, run_prefetch
-from tidegate.lab.prefetch.scene import Scene, scene_on
-from tidegate.lab.prefetch.simulated import SimulatedScene
-from tidegate.lab.prefetch.stage import Engine
-from tidegate.lab.prefetch.track import back_after_s
+from tidegate_lab.papers.prefetch.plan import BrokerKind, PrefetchPlan, back_after_s
+from tidegate_lab.papers.prefetch.run import EXPERIMENTS, PrefetchOptions, run_prefetch
+from tidegate_lab.papers.prefetch.scene import ProcessTestbed, process_testbed
+from tidegate_lab.papers.prefetch.simulated import SimulatedTestbed
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("engine", Engine)
+@pytest.mark.parametrize("engine", BrokerKind)
 def test_in_virtual_time_every_bar_is_met_and_the_page_shows_it(
-    engine: Engine, tmp_path: Path
+    engine: BrokerKind, tmp_path: Path
 ) -> None:
     options = PrefetchOptions(
         engine=engine, only=list(EXPERIMENTS), simulate=True, results=tmp_path, name="simulated"
@@ -40,8 +38,8 @@ def test_in_virtual_time_every_bar_is_met_and_the_page_shows_it(
 
 
 def test_a_node_hoards_nothing_for_a_handler_that_cannot_keep_up_and_is_soon_back() -> None:
-    plan = Plan()
-    scene = SimulatedScene(Engine.TIDEGATE, plan.setting)
+    plan = PrefetchPlan()
+    scene = SimulatedTestbed(BrokerKind.TIDEGATE, plan.setting)
     goal = PrefetchGoal(
         rate_per_s=400.0,
         settle_s=plan.disturbed_settle_s,
@@ -80,17 +78,17 @@ def test_the_same_seed_gives_the_same_figures(tmp_path: Path) -> None:
     assert once.sections[0].data == again.sections[0].data
 
 
-@pytest.fixture(scope="module", params=list(Engine))
-def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+@pytest.fixture(scope="module", params=list(BrokerKind))
+def scene(request: pytest.FixtureRequest) -> Iterator[ProcessTestbed]:
     with (
         skipped_where_missing(),
-        scene_on(request.param, Plan.quick().setting, frugal=True) as scene,
+        process_testbed(request.param, PrefetchPlan.quick().setting, frugal=True) as scene,
     ):
         yield scene
 
 
 def test_behind_the_network_more_prefetch_gives_more_and_the_loop_lowers_what_is_too_much(
-    scene: Scene,
+    scene: ProcessTestbed,
 ) -> None:
     # A round trip of 24 ms and a handler of 4 ms: 36 msg/s at most for each unit of prefetch.
     unit_per_s = 36.0
@@ -112,7 +110,7 @@ def test_behind_the_network_more_prefetch_gives_more_and_the_loop_lowers_what_is
         scene.steer_no_more()
 
 
-def test_publishers_pause_on_request_and_what_waits_can_be_dropped(scene: Scene) -> None:
+def test_publishers_pause_on_request_and_what_waits_can_be_dropped(scene: ProcessTestbed) -> None:
     published = scene.publish(0.0)
     assert scene.publish(0.0) == published
 

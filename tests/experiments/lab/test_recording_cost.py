@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from tidegate.lab.bench.recording import RecordingOptions, render, run_recording
+from tidegate_lab.bench.queue import RecordingOptions, render_recording, run_recording
 
 
 def test_it_measures_two_real_nodes_in_turn() -> None:
@@ -17,5 +17,5 @@ def test_it_measures_two_real_nodes_in_turn() -> None:
     assert min(run.messages_per_s for pair in report.runs for run in pair) > 0
     assert [line.startswith("pair") for line in said] == [False, True, True]
     page = io.StringIO()
-    render(report, Console(file=page, width=120))
+    render_recording(report, Console(file=page, width=120))
     assert "upper 95 % bound" in page.getvalue()

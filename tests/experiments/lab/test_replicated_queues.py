@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 from whole_page import assert_whole
 
-from tidegate.lab.elastic.queues_per_machine import (
+from tidegate_lab.papers.elastic.queues_per_machine import (
     PAPER,
     QueuesPlan,
     queues_per_machine_section,
 )
-from tidegate.lab.replicated.run import ReplicatedOptions, run_replicated
+from tidegate_lab.papers.replicated.run import ReplicatedOptions, run_replicated
 
 
 def test_experiments_on_one_queue_run_through_and_leave_a_whole_page(tmp_path: Path) -> None:

@@ -8,21 +8,19 @@ import pytest
 from missing_peer import skipped_where_missing
 from whole_page import drawn
 
-from tidegate.lab.tapas.bookshop import ShopSetting
-from tidegate.lab.tapas.keeping import keeping_section
-from tidegate.lab.tapas.overhead import overhead_section
-from tidegate.lab.tapas.plan import (
+from tidegate_lab.papers.tapas.keeping import keeping_section
+from tidegate_lab.papers.tapas.overhead import DOOR_KINDS, overhead_section, whole_section
+from tidegate_lab.papers.tapas.shops import (
+    AgreementPlan,
     Case,
-    KeepingPlan,
     OverheadPlan,
     PairCase,
     PairLength,
+    ShopSetting,
     SkewPlan,
     WholePlan,
 )
-from tidegate.lab.tapas.skew import skew_section
-from tidegate.lab.tapas.ways import WAYS
-from tidegate.lab.tapas.whole import whole_section
+from tidegate_lab.papers.tapas.skew import skew_section
 
 
 def test_what_doors_cost_is_measured_in_turn_and_in_pairs(tmp_path: Path) -> None:
@@ -38,7 +36,7 @@ def test_what_doors_cost_is_measured_in_turn_and_in_pairs(tmp_path: Path) -> Non
         section = drawn(overhead_section(plan, tmp_path, lambda line: None), tmp_path)
     assert [len(one["response"]) for one in section.data["pairs"]] == [2]
     ways = section.data["passages"]["3"]["1"]
-    assert set(ways) == set(WAYS)
+    assert set(ways) == set(DOOR_KINDS)
     assert all(one["requests"] > 5 for one in ways.values()), "every way leads to the shop"
     (failed,) = [bar for bar in section.bars if bar.bar == "requests failed"]
     assert failed.met
@@ -80,7 +78,7 @@ def test_a_dead_and_a_silent_instance_are_left_and_a_slow_one_gets_less(tmp_path
 
 @pytest.mark.timeout(300)
 def test_static_and_ours_have_the_same_clients_and_are_judged_alike(tmp_path: Path) -> None:
-    plan = KeepingPlan(cases=(Case(1, 2, "figure 21"),), ramp_s=0.5, hold_s=4.0)
+    plan = AgreementPlan(cases=(Case(1, 2, "figure 21"),), ramp_s=0.5, hold_s=4.0)
     with skipped_where_missing():
         section = drawn(keeping_section(plan, tmp_path, lambda line: None), tmp_path)
     (outcome,) = section.data["outcomes"]

@@ -7,21 +7,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tidegate.lab.bench.clients import ClientsOptions, run_clients
-from tidegate.lab.telesto.mix import MixOptions
-from tidegate.lab.telesto.run import TelestoOptions, run_telesto
-from tidegate.lab.telesto.trial import Plan, Setup, Trial, run_trial
+from tidegate_lab.bench.queue import ClientsOptions, run_clients
+from tidegate_lab.papers.telesto.mix import MixOptions
+from tidegate_lab.papers.telesto.phases import TelestoPlan, TelestoSetup, TelestoTrial, run_trial
+from tidegate_lab.papers.telesto.run import TelestoOptions, run_telesto
 
-QUICK = Plan(seconds=0.5, repeats_min=2, repeats_max=2, warm_up_s=0.3)
+QUICK = TelestoPlan(seconds=0.5, repeats_min=2, repeats_max=2, warm_up_s=0.3)
 
 
 @pytest.fixture(scope="module")
-def trial() -> Trial:
+def trial() -> TelestoTrial:
     """A real one, short."""
-    return run_trial(Setup("nine", MixOptions(clients=9, glance_every=5)), QUICK, print)
+    return run_trial(TelestoSetup("nine", MixOptions(clients=9, glance_every=5)), QUICK, print)
 
 
-def test_a_trial_accounts_for_every_message_and_its_phases_add_up(trial: Trial) -> None:
+def test_a_trial_accounts_for_every_message_and_its_phases_add_up(trial: TelestoTrial) -> None:
     assert trial.messages_per_s.mean > 0
     assert trial.packets_per_message == pytest.approx(2.0, abs=0.5)
     assert trial.phases.requests > 0
@@ -31,20 +31,22 @@ def test_a_trial_accounts_for_every_message_and_its_phases_add_up(trial: Trial) 
 
 
 def test_a_polling_reader_needs_more_packets_and_loses_nothing() -> None:
-    trial = run_trial(Setup("polling", MixOptions(clients=9, retry_delay_s=0.01)), QUICK, print)
+    trial = run_trial(
+        TelestoSetup("polling", MixOptions(clients=9, retry_delay_s=0.01)), QUICK, print
+    )
 
     assert trial.packets_per_message > 2.0
     assert trial.misses_per_message > 0
 
 
 def test_the_mix_runs_on_two_nodes() -> None:
-    trial = run_trial(Setup("two nodes", MixOptions(clients=9), nodes=2), QUICK, print)
+    trial = run_trial(TelestoSetup("two nodes", MixOptions(clients=9), nodes=2), QUICK, print)
 
     assert trial.messages_per_s.mean > 0
 
 
 def test_more_writers_than_store_connections_wait_for_their_turn() -> None:
-    setup = Setup("crowded", MixOptions(clients=9), writers=3, connections=1)
+    setup = TelestoSetup("crowded", MixOptions(clients=9), writers=3, connections=1)
 
     assert run_trial(setup, QUICK, print).messages_per_s.mean > 0
 

@@ -12,13 +12,11 @@ from certificates import Certificate, authority, need_openssl, signed
 from people import PASSWORD, add_user, login, user
 from waiting import eventually_async
 
-from tidegate.client.address import parse_url
+from tidegate.broker.node import Node, NodeTls
 from tidegate.client.connect import connect as tidegate_connect
-from tidegate.client.tls import verifying_context
+from tidegate.client.connection import parse_url, verifying_context
 from tidegate.core.errors import InvalidValue, IoFailure, NotAuthenticated, TidegateError
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
-from tidegate.node.tls import NodeTls
+from tidegate.core.runtime import NodeLimits
 from tidegate.storage.memory import MemoryStore
 
 
@@ -167,7 +165,7 @@ def test_files_that_are_no_certificate_are_named(
 async def test_who_opens_a_socket_and_does_not_shake_hands_is_hung_up_on(
     start_node: StartNode, ours: NodeTls
 ) -> None:
-    node = await start_node(tls=ours, limits=Limits(handshake_s=0.2))
+    node = await start_node(tls=ours, limits=NodeLimits(handshake_s=0.2))
     ((host, port),) = parse_url(node.address)
     for _ in range(4):
         reader, writer = await asyncio.open_connection(host, port)
@@ -179,7 +177,7 @@ async def test_who_opens_a_socket_and_does_not_shake_hands_is_hung_up_on(
 async def test_strangers_are_counted_before_they_shake_hands(
     start_node: StartNode, ours: NodeTls
 ) -> None:
-    node = await start_node(tls=ours, limits=Limits(handshake_s=600.0, connections_max=8))
+    node = await start_node(tls=ours, limits=NodeLimits(handshake_s=600.0, connections_max=8))
     ((host, port),) = parse_url(node.address)
     silent = [await asyncio.open_connection(host, port) for _ in range(20)]
     # Those beyond the strangers' half are turned away at once.

@@ -9,9 +9,9 @@ from command_line import CommandLine, Script, lines
 from served_node import ServedNode
 
 import tidegate as client
+from tidegate.broker.node import Node
 from tidegate.client.blocking import LoopThread
-from tidegate.node.server import Node
-from tidegate.storage.postgres import PostgresStore
+from tidegate.storage.postgres.store import PostgresStore
 
 BOX = set("╭╮╰╯│─┏┓┗┛┃━┡┩└┘├┤")
 

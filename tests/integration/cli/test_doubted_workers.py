@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import Script
 
-from tidegate.cli.worker_doubts import worker_doubts
+from tidegate.cli.scaling import worker_doubts
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from command_line import Script
 
-from tidegate.cli.exit_codes import FAILED
+from tidegate.cli.command_line import FAILED
 
 
 @pytest.mark.parametrize(

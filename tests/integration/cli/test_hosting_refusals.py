@@ -11,7 +11,7 @@ from command_line import CommandLine, processes_with
 from typer.testing import CliRunner
 
 from tidegate.cli.app import app
-from tidegate.cli.exit_codes import FAILED, WRONGLY_ASKED
+from tidegate.cli.command_line import FAILED, USAGE_ERROR
 
 SHOP = 'name = "shop"\nhttp = "shop"\n[metrics.response_p95]\nbreach = "1s"\n'
 QUEUE = 'name = "orders"\nqueue = "orders"\n[metrics.wait_p95]\nbreach = "1s"\n'
@@ -29,7 +29,7 @@ def refused(command_line: CommandLine, folder: Path) -> Refused:
         agreement: str = SHOP,
         code: str = APP,
         environment: Sequence[str] = (),
-        ends_with: int = WRONGLY_ASKED,
+        ends_with: int = USAGE_ERROR,
     ) -> str:
         (folder / "shop.toml").write_text(agreement)
         (folder / "code").mkdir(exist_ok=True)

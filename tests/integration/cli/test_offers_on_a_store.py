@@ -11,14 +11,14 @@ from backing import PostgresBacking
 from command_line import CommandLine
 from free_ports import free_ports
 
-from tidegate.agreement.document import parse_agreement
-from tidegate.cli.exit_codes import FAILED
+from tidegate.agreements.document import parse_agreement
+from tidegate.cli.command_line import FAILED
 from tidegate.control.alerts import Alerts
-from tidegate.control.hosting_loop import HostingLoop
 from tidegate.control.journal import Journal
-from tidegate.core.hosting import DoorSample, ServiceSpec
-from tidegate.core.ports import Clock
-from tidegate.storage.postgres import PostgresStore
+from tidegate.control.services.loop import HostingLoop
+from tidegate.core.services import DoorSample, ServiceSpec
+from tidegate.core.store import Clock
+from tidegate.storage.postgres.store import PostgresStore
 
 pytestmark = [pytest.mark.parametrize("backing", ["embedded"], indirect=True)]
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tidegate.cli.policies import change_policy
-from tidegate.cli.prefetch_options import GoalOptions
+from tidegate.cli.options import GoalOptions
+from tidegate.cli.queues import change_policy
 from tidegate.client.client import Client
 from tidegate.core.errors import ChangedMeanwhile
 from tidegate.core.model import QueuePolicy

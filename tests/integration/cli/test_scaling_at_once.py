@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from tidegate.cli.rescaling import change_scaling
+from tidegate.cli.scaling import change_scaling
 from tidegate.client.client import Client
-from tidegate.core.scaling import Range
+from tidegate.core.topology import Range
 
 
 async def test_whoever_was_second_says_it_again_on_top_of_the_first(mq: Client) -> None:

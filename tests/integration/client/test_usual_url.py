@@ -7,7 +7,7 @@ from backing import StartNode
 
 import tidegate
 from tidegate.client.app import App
-from tidegate.client.connect import DEFAULT_URL, URL_VARIABLE, usual_url
+from tidegate.client.connect import DEFAULT_URL, URL_VARIABLE, default_url
 from tidegate.core.errors import InvalidValue
 
 
@@ -28,9 +28,9 @@ async def test_connect_goes_where_the_environment_says(
 
 def test_without_a_word_it_is_the_node_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(URL_VARIABLE, raising=False)
-    assert usual_url() == App().url == DEFAULT_URL
+    assert default_url() == App().url == DEFAULT_URL
     monkeypatch.setenv(URL_VARIABLE, "")
-    assert usual_url() == DEFAULT_URL
+    assert default_url() == DEFAULT_URL
 
 
 def test_a_wrong_url_in_the_environment_fails_at_the_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from backing import Connect, StartNode
 
 from tidegate.client.client import Client
-from tidegate.telemetry.numbers import ClusterNumbers
+from tidegate.telemetry.stats import ClusterStats
 
 pytestmark = pytest.mark.parametrize("backing", ["memory"], indirect=True)
 
@@ -30,12 +30,12 @@ async def test_a_crowd_that_asks_is_told_nothing_of_each_other(
     mq: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else each of n answers would list n consumers."""
-    told: list[ClusterNumbers] = []
+    told: list[ClusterStats] = []
     decode = msgspec.json.decode
 
     def heard(body: bytes, **wanted: Any) -> Any:
         found = decode(body, **wanted)
-        if isinstance(found, ClusterNumbers):
+        if isinstance(found, ClusterStats):
             told.append(found)
         return found
 

@@ -8,15 +8,18 @@ from backing import Connect, StartNode
 from logical_queue import LogicalQueue
 from waiting import LIMIT_S, eventually_async
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.client.subscription import Subscription
-from tidegate.core.replication import HOMES, ReplicaState, Role, home_index
-from tidegate.node.server import Node
+from tidegate.core.topology import ASSIGNMENT_SLOTS, MemberRole, ReplicaState, assignment_slot
 
 
 def homes_of(client_id: int, number: int, other: int) -> list[int]:
     """One client at home at one replica, everybody else at another."""
-    return [number if index == home_index(client_id) else other for index in range(HOMES)]
+    return [
+        number if index == assignment_slot(client_id) else other
+        for index in range(ASSIGNMENT_SLOTS)
+    ]
 
 
 async def take(subscription: Subscription, count: int) -> list[bytes]:
@@ -94,7 +97,7 @@ async def test_it_follows_when_its_home_moves(mq: Client, node: Node, connect: C
         await writer.put("orders", b"at 3", receiver=mq.client_id)
         assert await take(orders, 1) == [b"at 3"]
         # Where it consumes it needs no second leg.
-        await queue.set_homes([1] * HOMES)
+        await queue.set_homes([1] * ASSIGNMENT_SLOTS)
         await eventually_async(lambda: orders._at_home.leg is None)
         await writer.put("orders", b"at 1", receiver=mq.client_id)
         assert await take(orders, 1) == [b"at 1"]
@@ -102,7 +105,7 @@ async def test_it_follows_when_its_home_moves(mq: Client, node: Node, connect: C
         admin = await connect(node, mode="admin")
         await admin.migrate(
             "orders",
-            Role.CONSUMER,
+            MemberRole.CONSUMER,
             (await queue.place(1)).queue_id,
             (await queue.place(2)).queue_id,
         )
@@ -120,7 +123,7 @@ async def test_a_home_that_drains_can_be_retired(mq: Client, node: Node, connect
         await writer.put("orders", b"one", receiver=mq.client_id)
         async for message in orders:
             await queue.drain(2)
-            await queue.set_homes([1] * HOMES)
+            await queue.set_homes([1] * ASSIGNMENT_SLOTS)
             # What it holds there is settled there.
             await message.ack_confirmed()
             break
@@ -186,12 +189,12 @@ async def test_two_clients_talk_over_a_logical_queue_by_subscriptions(
     """Requests are addressed to a client, and so are the replies: nobody else sees them."""
     asker, answerer, bystander = [await connect(node, name=name) for name in "abc"]
     queue = await LogicalQueue.make(asker, [node], replicas=3)
-    homes = [1 + index % 3 for index in range(HOMES)]
+    homes = [1 + index % 3 for index in range(ASSIGNMENT_SLOTS)]
     await queue.set_homes(homes)
     seen: list[bytes] = []
 
     async def answer() -> None:
-        home = homes[home_index(answerer.client_id)]
+        home = homes[assignment_slot(answerer.client_id)]
         async with answerer.subscribe("orders", replica=1 + home % 3) as orders:
             async for message in orders:
                 answerer.reply(message, bytes(message.payload).upper())
@@ -210,7 +213,7 @@ async def test_two_clients_talk_over_a_logical_queue_by_subscriptions(
         )
         assert reply.payload == b"QUESTION %d" % number
     # One way, and back to a subscription instead of a read.
-    home = homes[home_index(asker.client_id)]
+    home = homes[assignment_slot(asker.client_id)]
     async with asker.subscribe("orders", replica=1 + home % 3) as orders:
         await asker.put("orders", b"one way", receiver=answerer.client_id, context=7)
         assert await take(orders, 1) == [b"ONE WAY"]

@@ -8,10 +8,10 @@ import pytest
 from backing import Connect
 from waiting import LIMIT_S
 
+from tidegate.broker import listener
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.core import errors as e
-from tidegate.node import sessions
-from tidegate.node.server import Node
 
 
 async def test_3_5_request_id_and_4_1_connect_by_name_and_mode_create_a_client(
@@ -74,7 +74,7 @@ async def test_an_admin_deletes_other_clients_and_nobody_else_does(
 async def test_a_client_without_a_name_is_forgotten_soon_after_its_connection_ends(
     node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "_EPHEMERAL_S", 0.01)
+    monkeypatch.setattr(listener, "_EPHEMERAL_S", 0.01)
     passing = await connect(node)
     assert await node.store.find_client(passing.client_id, None) is not None
 

@@ -9,15 +9,15 @@ from backing import Backing, Connect, StartNode, TurnedClock, crash
 from logical import Talker
 from waiting import LIMIT_S, eventually_async
 
+from tidegate.broker import node as server
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.client.message import Message
 from tidegate.core import errors as e
 from tidegate.core.model import DeathReason, Overflow, QueuePolicy
-from tidegate.node import server
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
-from tidegate.telemetry.numbers import QueueNumbers
-from tidegate.wire.packets.subscriptions import Deliver, Subscribe
+from tidegate.core.runtime import NodeLimits
+from tidegate.protocol.messages import Deliver, Subscribe
+from tidegate.telemetry.stats import QueueStats
 
 LONG_S = 36_000.0
 
@@ -30,10 +30,10 @@ def clock() -> TurnedClock:
 @pytest.fixture
 async def node(start_node: StartNode, clock: TurnedClock) -> Node:
     """A node whose clock the test turns, and whose lease outlives that."""
-    return await start_node(clock=clock, limits=Limits(lease_s=LONG_S))
+    return await start_node(clock=clock, limits=NodeLimits(lease_s=LONG_S))
 
 
-def numbers(node: Node, name: str) -> QueueNumbers:
+def numbers(node: Node, name: str) -> QueueStats:
     found = [r.numbers() for r in node.replicas.values() if r.info.name == name]
     return found[0]
 
@@ -408,14 +408,14 @@ async def test_an_alarm_rings_without_a_tick_of_the_node(
 async def test_what_waits_for_its_time_survives_the_node_and_is_delivered_once(
     start_node: StartNode, connect: Connect, clock: TurnedClock
 ) -> None:
-    first = await start_node(clock=clock, limits=Limits(lease_s=LONG_S))
+    first = await start_node(clock=clock, limits=NodeLimits(lease_s=LONG_S))
     mq = await connect(first)
     await mq.create_queue("orders")
     for n in range(20):
         await mq.put("orders", b"%d" % n, delay=100 + 10 * n)
     await first.stop()
     clock.turn(205)
-    second = await start_node(clock=clock, limits=Limits(lease_s=LONG_S))
+    second = await start_node(clock=clock, limits=NodeLimits(lease_s=LONG_S))
     mq = await connect(second)
     for n in range(11):
         message = await take(mq, "orders")
@@ -430,7 +430,7 @@ async def test_what_waits_for_its_time_survives_the_node_and_is_delivered_once(
 async def test_messages_for_later_beyond_memory_come_in_the_order_of_their_time(
     start_node: StartNode, connect: Connect, clock: TurnedClock
 ) -> None:
-    limits = Limits(lease_s=LONG_S, memory_bytes=16 * 1024 * 1024)
+    limits = NodeLimits(lease_s=LONG_S, memory_bytes=16 * 1024 * 1024)
     node = await start_node(clock=clock, limits=limits)
     mq = await connect(node)
     await mq.create_queue("orders")
@@ -678,7 +678,7 @@ async def test_bad_options_fail_at_the_call(
 async def test_dead_letters_and_delays_of_a_queue_that_another_node_owns(
     start_node: StartNode, connect: Connect, clock: TurnedClock
 ) -> None:
-    settings = {"clock": clock, "limits": Limits(lease_s=LONG_S)}
+    settings = {"clock": clock, "limits": NodeLimits(lease_s=LONG_S)}
     first, second = await start_node(**settings), await start_node(**settings)
     here, there = await connect(first, mode="admin"), await connect(second)
     await here.create_queue("orders", policy=QueuePolicy(deliveries_max=2))

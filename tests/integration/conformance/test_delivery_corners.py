@@ -10,13 +10,13 @@ import pytest
 from backing import Connect, StartNode
 from waiting import LIMIT_S, eventually_async
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.core.model import Overflow, QueuePolicy
-from tidegate.node.server import Node
-from tidegate.telemetry.numbers import QueueNumbers
+from tidegate.telemetry.stats import QueueStats
 
 
-def numbers(node: Node, name: str) -> QueueNumbers:
+def numbers(node: Node, name: str) -> QueueStats:
     return next(r.numbers() for r in node.replicas.values() if r.info.name == name)
 
 

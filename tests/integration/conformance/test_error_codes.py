@@ -12,40 +12,48 @@ from logical_queue import LogicalQueue
 from people import add_user, login
 from waiting import LIMIT_S, eventually_async
 
-from tidegate.client.address import parse_url
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.client.link import Link
+from tidegate.client.connection import Transport, parse_url
 from tidegate.core import errors as e
-from tidegate.core.model import Attributes, ClientInfo, Mode, QueueInfo
-from tidegate.core.scaling import Range, Scaling
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
-from tidegate.storage.memory import MemoryStore
-from tidegate.wire.connection import Connection, Received
-from tidegate.wire.frames import frame_pieces
-from tidegate.wire.packet import Error, Packet, Ping, Pong, Request
-from tidegate.wire.packets.browsing import AcknowledgeIds, GetMessages, GetWaitingIds
-from tidegate.wire.packets.clients import (
+from tidegate.core.model import Attributes, ClientInfo, ClientMode, QueueInfo
+from tidegate.core.runtime import NodeLimits
+from tidegate.core.topology import Range, Scaling
+from tidegate.protocol.catalogue import (
+    Authenticate,
+    CreateQueue,
     DeleteClient,
+    GetActiveQueues,
+    GetQueues,
     IdentifyClient,
     RegisterClient,
     RegisterClientResponse,
 )
-from tidegate.wire.packets.login import Authenticate
-from tidegate.wire.packets.prefetch import SetPrefetch
-from tidegate.wire.packets.puts import PutMessages
-from tidegate.wire.packets.queues import CreateQueue, GetActiveQueues, GetQueues
-from tidegate.wire.packets.reads import ReadMessage, ReadResponse, Withdraw
-from tidegate.wire.packets.registry import REQUESTS
-from tidegate.wire.packets.settling import Extend, Return, Settle
-from tidegate.wire.packets.subscriptions import Subscribe, Unsubscribe
+from tidegate.protocol.connection import REQUESTS, ProtocolConnection, ReceivedPacket, frame_pieces
+from tidegate.protocol.messages import (
+    AcknowledgeIds,
+    Extend,
+    GetMessages,
+    GetWaitingIds,
+    PutMessages,
+    ReadMessage,
+    ReadResponse,
+    Return,
+    SetPrefetch,
+    Settle,
+    Subscribe,
+    Unsubscribe,
+    Withdraw,
+)
+from tidegate.protocol.packet import Error, Packet, Ping, Pong, Request
+from tidegate.storage.memory import MemoryStore
 
 on_memory = pytest.mark.parametrize("backing", ["memory"], indirect=True)
 
 
-async def open_link(node: Node) -> Link:
+async def open_link(node: Node) -> Transport:
     ((host, port),) = parse_url(node.address)
-    return await Link.open(host, port, lambda *_: None, lambda _: None, 5.0)
+    return await Transport.open(host, port, lambda *_: None, lambda _: None, 5.0)
 
 
 async def error_of(mq: Client, packet: Request, body: bytes = b"") -> e.TidegateError:
@@ -190,7 +198,7 @@ async def test_14_no_messages_retrieved(mq: Client) -> None:
 
 
 async def test_32_too_large(start_node: StartNode, connect: Connect) -> None:
-    node = await start_node(limits=Limits(message_bytes_max=1000))
+    node = await start_node(limits=NodeLimits(message_bytes_max=1000))
     mq = await connect(node)
     await mq.create_queue("orders")
     with pytest.raises(e.TooLarge, match="1001"):
@@ -203,7 +211,7 @@ async def test_32_too_large(start_node: StartNode, connect: Connect) -> None:
 
 
 async def test_33_limit_reached(start_node: StartNode, connect: Connect) -> None:
-    node = await start_node(limits=Limits(memory_bytes=10_000))
+    node = await start_node(limits=NodeLimits(memory_bytes=10_000))
     mq = await connect(node)
     await mq.create_queue("moods", durable=False)
     with pytest.raises(e.LimitReached, match="transient"):
@@ -295,8 +303,8 @@ async def test_39_malformed(node: Node) -> None:
 
     answer = await asyncio.wait_for(reader.read(), LIMIT_S)
 
-    (event,) = Connection(server=False).receive(answer)
-    assert isinstance(event, Received)
+    (event,) = ProtocolConnection(server=False).receive(answer)
+    assert isinstance(event, ReceivedPacket)
     assert isinstance(event.packet, Error)
     assert event.packet.code == e.Malformed.code
     assert not e.Malformed.connection_survives
@@ -425,10 +433,10 @@ async def test_before_identification_only_what_leads_there_is_served(
 
 
 @on_memory
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", ClientMode)
 @pytest.mark.parametrize("kind", REQUESTS.values(), ids=lambda kind: kind.__name__)
 async def test_every_verb_asks_for_its_mode(
-    kind: type[Request], mode: Mode, node: Node, connect: Connect
+    kind: type[Request], mode: ClientMode, node: Node, connect: Connect
 ) -> None:
     await (await connect(node)).create_queue("orders")
     link = await open_link(node)
@@ -449,6 +457,6 @@ async def test_every_verb_asks_for_its_mode(
     except e.TidegateError:
         refused = False
 
-    deletes_another = kind is DeleteClient and mode is not Mode.ADMIN
+    deletes_another = kind is DeleteClient and mode is not ClientMode.ADMIN
     assert refused == (kind.mode > mode or deletes_another)
     link.close()

@@ -6,10 +6,10 @@ import pytest
 from backing import Backing, Connect, StartNode, crash
 from waiting import LIMIT_S, eventually_async
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.core import errors as e
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
+from tidegate.core.runtime import NodeLimits
 
 MIB = 1024 * 1024
 PADDING = b"." * 8000
@@ -114,7 +114,7 @@ async def test_tenants_are_acknowledged_like_all_others(mq: Client) -> None:
 async def test_what_only_the_store_holds_is_there_too(
     start_node: StartNode, connect: Connect
 ) -> None:
-    node = await start_node(limits=Limits(memory_bytes=1 * MIB))
+    node = await start_node(limits=NodeLimits(memory_bytes=1 * MIB))
     mq = await connect(node)
     await mq.create_queue("orders")
     ids: list[int] = []

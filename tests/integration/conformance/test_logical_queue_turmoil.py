@@ -16,15 +16,14 @@ from backing import Connect, StartNode
 from logical_queue import LogicalQueue
 from waiting import eventually_async
 
+from tidegate.broker.node import Node
+from tidegate.broker.replication import LogicalQueueState
 from tidegate.client.client import Client
 from tidegate.client.message import Message
 from tidegate.core.errors import TidegateError
-from tidegate.core.replication import ReplicaState, Role
-from tidegate.lab.checker import Checker, Outstanding
-from tidegate.lab.history import Event, Operation, Phase, payload_hash
-from tidegate.node.alias import Alias
-from tidegate.node.server import Node
-from tidegate.wire.packets.membership import MigrateClients
+from tidegate.core.topology import MemberRole, ReplicaState
+from tidegate.demo.history import Checker, HistoryEvent, Operation, Outstanding, Phase, payload_hash
+from tidegate.protocol.cluster import MigrateClients
 
 STEPS = 25
 
@@ -45,7 +44,7 @@ class Turmoil:
     ) -> None:
         producer, seq = key
         body = payload_hash(b"%s:%d" % (producer.encode(), seq))
-        event = Event(
+        event = HistoryEvent(
             t=time.monotonic(),
             process=process,
             op=op,
@@ -120,10 +119,10 @@ class Turmoil:
         alias = self.alias()
         if alias is not None and source != target:
             alias.migrate(
-                MigrateClients(self.orders.alias_id, Role.CONSUMER, source, target, count=2)
+                MigrateClients(self.orders.alias_id, MemberRole.CONSUMER, source, target, count=2)
             )
 
-    def alias(self) -> Alias | None:
+    def alias(self) -> LogicalQueueState | None:
         for node in self.orders.nodes:
             replica = node.replicas.get(self.orders.alias_id)
             if replica is not None:

@@ -10,13 +10,18 @@ from backing import Backing, Connect, StartNode, crash
 from logical_queue import SCALING, LogicalQueue, until_told
 from waiting import LIMIT_S, eventually_async
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.core import errors as e
 from tidegate.core.model import Overflow
-from tidegate.core.replication import HOMES, ReplicaState, Role, home_index
-from tidegate.core.scaling import ScalingPolicy
-from tidegate.node.server import Node
-from tidegate.wire.packets.membership import MigrateClients
+from tidegate.core.topology import (
+    ASSIGNMENT_SLOTS,
+    MemberRole,
+    ReplicaState,
+    ScalingPolicy,
+    assignment_slot,
+)
+from tidegate.protocol.cluster import MigrateClients
 
 
 async def test_puts_are_dealt_by_share(mq: Client, node: Node) -> None:
@@ -119,7 +124,7 @@ async def test_without_a_replica_the_alias_keeps_what_is_put(mq: Client, node: N
 
 async def test_what_belongs_together_goes_home(mq: Client, node: Node) -> None:
     orders = await LogicalQueue.make(mq, [node], 2)
-    await orders.set_homes([2] * HOMES)
+    await orders.set_homes([2] * ASSIGNMENT_SLOTS)
     await until_told(mq, (await orders.topology()).version)
 
     await asyncio.gather(
@@ -366,7 +371,7 @@ async def _migrate(mq: Client, orders: LogicalQueue, source: int, target: int) -
     replica = orders.nodes[0].replicas[orders.alias_id]
     known = alias.known(replica)
     assert known is not None
-    assert known.migrate(MigrateClients(orders.alias_id, Role.CONSUMER, source, target)) == 1
+    assert known.migrate(MigrateClients(orders.alias_id, MemberRole.CONSUMER, source, target)) == 1
 
 
 def _id(orders: LogicalQueue, number: int) -> int:
@@ -434,7 +439,7 @@ async def test_under_the_policy_clients_a_producer_is_at_one_replica(
 
         admin = node.aliases.known(node.replicas[orders.alias_id])
         assert admin is not None
-        packet = MigrateClients(orders.alias_id, Role.PRODUCER, here.queue_id, there.queue_id)
+        packet = MigrateClients(orders.alias_id, MemberRole.PRODUCER, here.queue_id, there.queue_id)
         assert admin.migrate(packet) == 1
         await eventually_async(lambda: first.replica == there.number)
         await first.put_many([b"first"] * 5)
@@ -571,7 +576,7 @@ async def test_nothing_of_a_group_overtakes_what_a_plain_queue_had_of_it(
 
     # Nobody can take it over yet, and it is known that somebody will.
     place = await orders.add_starting(node)
-    await orders.set_homes([-1] * HOMES)
+    await orders.set_homes([-1] * ASSIGNMENT_SLOTS)
     puts = [
         asyncio.ensure_future(client.put("orders", b"%d" % n, group="a"))
         for n, client in ((6, old), (7, mq))
@@ -580,11 +585,11 @@ async def test_nothing_of_a_group_overtakes_what_a_plain_queue_had_of_it(
     await orders.set_state(1, ReplicaState.SERVING)
     await orders.look()
     await eventually_async(lambda: len(home.holding.queue) == 6)
-    index = home_index("a")
+    index = assignment_slot("a")
     await eventually_async(lambda: index not in alias.homes.ahead())
     assert not any(put.done() for put in puts)
 
-    await orders.set_homes([1] * HOMES)
+    await orders.set_homes([1] * ASSIGNMENT_SLOTS)
     await asyncio.wait_for(asyncio.gather(*puts), LIMIT_S)
     came = [(await mq.get(place.queue_id)).payload for _ in range(8)]
     assert came[:6] == [b"%d" % n for n in range(6)]

@@ -9,10 +9,10 @@ import pytest
 from backing import Backing, Connect, StartNode, crash
 from waiting import LIMIT_S, eventually_async
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.core import errors as e
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
+from tidegate.core.runtime import NodeLimits
 
 MIB = 1024 * 1024
 BOUND = 1 * MIB
@@ -23,7 +23,7 @@ PADDING = b"." * 8000
 
 @pytest.fixture
 async def node(start_node: StartNode) -> Node:
-    return await start_node(limits=Limits(memory_bytes=BOUND))
+    return await start_node(limits=NodeLimits(memory_bytes=BOUND))
 
 
 def payload(n: int) -> bytes:
@@ -314,7 +314,7 @@ async def test_a_crash_with_a_full_store_loses_nothing(
 
     await crash(node)
     await backing.declare_dead(node.member_id)
-    node = await start_node(limits=Limits(memory_bytes=BOUND))
+    node = await start_node(limits=NodeLimits(memory_bytes=BOUND))
     mq = await connect(node)
 
     received = [number((await mq.get("orders")).payload) for _ in range(499)]

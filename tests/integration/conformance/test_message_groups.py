@@ -9,12 +9,12 @@ import pytest
 from backing import Backing, Connect, StartNode, crash
 from waiting import LIMIT_S, eventually_async
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.client.message import Message
 from tidegate.core import errors as e
 from tidegate.core.model import QueuePolicy
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
+from tidegate.core.runtime import NodeLimits
 
 KIB = 1024
 
@@ -188,7 +188,7 @@ async def test_a_takeover_in_mid_group_keeps_the_order(
 async def test_a_group_that_memory_cannot_hold_comes_in_order_beside_others(
     start_node: StartNode, connect: Connect
 ) -> None:
-    node = await start_node(limits=Limits(memory_bytes=512 * KIB))
+    node = await start_node(limits=NodeLimits(memory_bytes=512 * KIB))
     mq = await connect(node)
     await mq.create_queue("orders")
     padding = b"." * 4 * KIB
@@ -220,7 +220,7 @@ async def test_a_group_of_several_priorities_that_memory_cannot_hold_comes_in_or
     start_node: StartNode, connect: Connect
 ) -> None:
     """Its next message is ever so often behind others of it, and in the store."""
-    node = await start_node(limits=Limits(memory_bytes=256 * KIB))
+    node = await start_node(limits=NodeLimits(memory_bytes=256 * KIB))
     mq = await connect(node)
     await mq.create_queue("orders", policy=QueuePolicy(ageing_s=0.0))
     padding = b"." * 4 * KIB

@@ -8,13 +8,13 @@ import pytest
 from backing import Connect
 from waiting import LIMIT_S
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.core import errors as e
-from tidegate.node.server import Node
-from tidegate.telemetry.numbers import QueueNumbers
+from tidegate.telemetry.stats import QueueStats
 
 
-async def numbers_of(mq: Client, queue: str) -> QueueNumbers:
+async def numbers_of(mq: Client, queue: str) -> QueueStats:
     numbers = (await mq.stats(queue)).queue(queue)
     assert numbers is not None
     return numbers

@@ -8,16 +8,16 @@ import pytest
 from backing import Backing, Connect, StartNode, crash
 from waiting import LIMIT_S, eventually_async
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.core import errors as e
-from tidegate.core.ports import Location
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
+from tidegate.core.runtime import NodeLimits
+from tidegate.core.store import Location
 
 # Nobody's lease ends while this machine does something else.
-PATIENT = Limits(lease_s=600.0)
+PATIENT = NodeLimits(lease_s=600.0)
 # Soon over for who waits for it.
-QUICK = Limits(lease_s=1.5)
+QUICK = NodeLimits(lease_s=1.5)
 
 
 class Pair:

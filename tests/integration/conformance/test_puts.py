@@ -8,11 +8,11 @@ import time
 import pytest
 from backing import Connect
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.core import errors as e
 from tidegate.core.model import Attributes
-from tidegate.node.server import Node
-from tidegate.wire.packets.puts import (
+from tidegate.protocol.messages import (
     PutMessageResponse,
     PutMessages,
     PutToQueues,

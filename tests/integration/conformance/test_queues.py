@@ -6,9 +6,9 @@ import pytest
 from backing import Connect
 from waiting import LIMIT_S
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.core import errors as e
-from tidegate.node.server import Node
 
 
 async def test_3_5_create_queue_and_4_1_create_queue_return_the_queue(mq: Client) -> None:

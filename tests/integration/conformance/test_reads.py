@@ -9,10 +9,10 @@ import pytest
 from backing import Connect, StartNode, TurnedClock
 from waiting import LIMIT_S, eventually_async
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.core import errors as e
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
+from tidegate.core.runtime import NodeLimits
 
 
 async def test_3_4_queue_id_a_read_takes_from_its_queue_only(mq: Client) -> None:
@@ -358,7 +358,7 @@ async def test_a_lease_that_runs_out_gives_the_message_back(
 
 async def test_extending_keeps_the_message(start_node: StartNode, connect: Connect) -> None:
     clock = TurnedClock()
-    node = await start_node(clock=clock, limits=Limits(lease_s=36_000.0))
+    node = await start_node(clock=clock, limits=NodeLimits(lease_s=36_000.0))
     me, other = await connect(node), await connect(node)
     queue = await me.create_queue("orders")
     await me.put("orders", b"slow")

@@ -8,10 +8,10 @@ import pytest
 from backing import Backing, Connect, StartNode, crash
 from waiting import LIMIT_S
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.core import errors as e
-from tidegate.node.server import Node
-from tidegate.wire.packets.puts import PutMessageResponse, PutMessages, PutToQueues
+from tidegate.protocol.messages import PutMessageResponse, PutMessages, PutToQueues
 
 
 async def come_back(node: Node, backing: Backing, start_node: StartNode, how: str) -> Node:

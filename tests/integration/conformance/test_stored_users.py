@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from people import user
 
-from tidegate.access.scram import keys_of
-from tidegate.core.model import Mode
-from tidegate.core.ports import Store
-from tidegate.core.users import Grant, Right
+from tidegate.core.model import ClientMode, Grant, Right
+from tidegate.core.store import Store
+from tidegate.protocol.scram import derive_keys
 
 
 async def test_users_are_kept_as_they_were_given(store: Store) -> None:
@@ -20,7 +19,7 @@ async def test_users_are_kept_as_they_were_given(store: Store) -> None:
 
 
 async def test_every_change_is_counted_and_what_changes_nothing_is_not(store: Store) -> None:
-    keys = keys_of("another password", iterations=4096)
+    keys = derive_keys("another password", iterations=4096)
     versions = [await store.users_version()]
 
     async def changed(did: bool) -> bool:
@@ -52,17 +51,17 @@ async def test_nodes_share_the_first_secret(store: Store) -> None:
 
 async def test_clients_are_found_by_their_user_and_go_with_it(store: Store) -> None:
     await store.add_user(user("ann"))
-    client = await store.register_client("worker", Mode.READ_WRITE, "ann")
+    client = await store.register_client("worker", ClientMode.READ_WRITE, "ann")
     assert client is not None
     assert await store.find_client(client.client_id, None, "ann") == client
     assert await store.find_client(None, "worker", "ann") == client
     assert await store.find_client(client.client_id, None, "bob") is None
     assert await store.find_client(client.client_id, None) == client
-    free = await store.register_client("nobody's", Mode.READ_WRITE)
+    free = await store.register_client("nobody's", ClientMode.READ_WRITE)
     assert free is not None
     assert await store.find_client(free.client_id, None, "ann") is None
     reserved = await store.reserve_client("later")
-    later = await store.register_client("later", Mode.READ_ONLY, "ann")
+    later = await store.register_client("later", ClientMode.READ_ONLY, "ann")
     assert later is not None
     assert later.client_id == reserved
     await store.remove_user("ann")

@@ -9,13 +9,13 @@ import pytest
 from backing import Connect, StartNode, StoppedClock, TurnedClock
 from waiting import LIMIT_S, eventually_async
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.client.message import Message
 from tidegate.client.subscription import Subscription
 from tidegate.core import errors as e
 from tidegate.core.model import QueuePolicy
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
+from tidegate.core.runtime import NodeLimits
 
 
 async def take(subscription: Subscription, count: int) -> list[Message]:
@@ -246,7 +246,7 @@ async def test_while_a_consumer_lives_its_leases_do(
 ) -> None:
     # The node's clock is the test's: no lease ends while this machine does something else.
     clock, lease_s = StoppedClock(), 0.3
-    node = await start_node(clock=clock, limits=Limits(delivery_lease_s=lease_s))
+    node = await start_node(clock=clock, limits=NodeLimits(delivery_lease_s=lease_s))
     mq, other = await connect(node), await connect(node)
     queue = await mq.create_queue("orders")
     await mq.put("orders", b"slow work")
@@ -270,7 +270,7 @@ async def test_the_lease_of_a_silent_consumer_runs_out(
     start_node: StartNode, connect: Connect
 ) -> None:
     clock = TurnedClock()
-    node = await start_node(clock=clock, limits=Limits(lease_s=36_000.0))
+    node = await start_node(clock=clock, limits=NodeLimits(lease_s=36_000.0))
     silent, other = await connect(node), await connect(node)
     await silent.create_queue("orders")
     await silent.put_many("orders", [b"1", b"2"])

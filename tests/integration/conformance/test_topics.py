@@ -11,14 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import LIMIT_S, eventually_async
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.core import errors as e
-from tidegate.core.model import Attributes, Overflow, QueuePolicy
-from tidegate.core.topic import Filter, check_filter, matches
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
-from tidegate.wire.packets.puts import PutMessages
-from tidegate.wire.packets.topics import Publish, PublishResponse
+from tidegate.core.model import (
+    Attributes,
+    Filter,
+    Overflow,
+    QueuePolicy,
+    check_filter,
+    matches_filter,
+)
+from tidegate.core.runtime import NodeLimits
+from tidegate.protocol.catalogue import Publish, PublishResponse
+from tidegate.protocol.messages import PutMessages
 
 
 async def payloads(mq: Client, queue: str) -> list[bytes]:
@@ -404,7 +410,7 @@ async def test_memory_holds_a_payload_once(node: Node, orders: Client) -> None:
 async def test_subscriptions_beyond_memory_get_what_is_theirs(
     start_node: StartNode, connect: Connect
 ) -> None:
-    node = await start_node(limits=Limits(memory_bytes=256 * 1024))
+    node = await start_node(limits=NodeLimits(memory_bytes=256 * 1024))
     mq = await connect(node)
     await mq.create_topic("orders")
     for name, wanted in (("all", None), ("even", {"n": "0"}), ("odd", {"n": "1"})):
@@ -574,5 +580,7 @@ async def _refused(node: Node, mq: Client, what: object) -> None:
 @given(header_filter=FILTERS, headers=HEADERS)
 def test_filters_mean_what_they_say(header_filter: Filter, headers: dict[str, str]) -> None:
     check_filter(header_filter)
-    assert matches(header_filter, Attributes(headers=headers)) == _means(header_filter, headers)
-    assert matches(header_filter, None) == (not header_filter)
+    assert matches_filter(header_filter, Attributes(headers=headers)) == _means(
+        header_filter, headers
+    )
+    assert matches_filter(header_filter, None) == (not header_filter)

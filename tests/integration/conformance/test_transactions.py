@@ -12,15 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import LIMIT_S, eventually_async
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.client.message import Message
 from tidegate.core import errors as e
 from tidegate.core.model import Overflow, QueuePolicy
-from tidegate.core.ports import Publication, Settlement, Write
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
-from tidegate.wire.packets.puts import PutMessages
-from tidegate.wire.packets.transactions import Acknowledged, Transact, TransactResponse
+from tidegate.core.runtime import NodeLimits
+from tidegate.core.store import Publication, Settlement, Write
+from tidegate.protocol.messages import Acknowledged, PutMessages, Transact, TransactResponse
 
 
 async def payloads(mq: Client, queue: str) -> list[bytes]:
@@ -348,7 +347,7 @@ async def test_nobody_sees_anything_while_the_outcome_is_unknown(
     start_node: StartNode, connect: Connect
 ) -> None:
     clock = TurnedClock()
-    node = await start_node(clock=clock, limits=Limits(lease_s=36_000.0))
+    node = await start_node(clock=clock, limits=NodeLimits(lease_s=36_000.0))
     mq = await connect(node)
     await make(mq, "orders", "shipped")
     await mq.put("orders", b"1")

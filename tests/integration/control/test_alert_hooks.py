@@ -13,7 +13,7 @@ import pytest
 from expiring import expire_when
 from waiting import eventually_async
 
-from tidegate.control.alerts import Alert, Alerts, AlertSettings
+from tidegate.control.alerts import Alert, Alerts, AlertTargets
 from tidegate.core.errors import InvalidValue
 
 pytestmark = pytest.mark.asyncio
@@ -80,7 +80,7 @@ def command(file: Path, code: str) -> list[str]:
 
 async def test_a_command_gets_the_violation_with_its_evidence_on_stdin(tmp_path: Path) -> None:
     heard = tmp_path / "heard"
-    alerts = Alerts(AlertSettings(command=command(heard, "open(file, 'w').write(text)")))
+    alerts = Alerts(AlertTargets(command=command(heard, "open(file, 'w').write(text)")))
     alerts.send(VIOLATION)
     await alerts.drained()
     document = json.loads(heard.read_text())
@@ -92,7 +92,7 @@ async def test_a_command_gets_the_violation_with_its_evidence_on_stdin(tmp_path:
 
 async def test_a_webhook_gets_the_same_and_is_tried_again_until_it_takes_it() -> None:
     async with hook(lambda times: said(503 if times < 3 else 200)) as (address, bodies):
-        alerts = Alerts(AlertSettings(webhook=address))
+        alerts = Alerts(AlertTargets(webhook=address))
         alerts.send(VIOLATION)
         await alerts.drained()
     assert len(bodies) == 3
@@ -104,7 +104,7 @@ async def test_what_cannot_be_sent_is_given_up_after_a_few_attempts_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     alerts = Alerts(
-        AlertSettings(
+        AlertTargets(
             command=command(tmp_path / "x", "sys.exit('the pager is off')"),
             webhook="http://127.0.0.1:1/nobody",
             attempts=2,
@@ -124,7 +124,7 @@ async def test_a_command_that_hangs_is_ended_with_all_that_it_started(
     script = 'sleep 600 & echo $$ $! > "$0.partial"; mv "$0.partial" "$0"; wait'
     hangs = ["/bin/sh", "-c", script, str(ids)]
     deadlines = expire_when(ids.exists, monkeypatch)
-    alerts = Alerts(AlertSettings(command=hangs, attempts=1, timeout_s=1.5))
+    alerts = Alerts(AlertTargets(command=hangs, attempts=1, timeout_s=1.5))
     alerts.send(VIOLATION)
     await alerts.drained()
     # Later deadlines belong to the end of the processes.
@@ -142,7 +142,7 @@ async def test_a_loop_never_waits_for_an_alert(tmp_path: Path) -> None:
     async def never(_: bytes) -> None:
         await released.wait()
 
-    alerts = Alerts(AlertSettings(command=["x"]))
+    alerts = Alerts(AlertTargets(command=["x"]))
     alerts._run_command = never  # type: ignore[method-assign]
     for _ in range(150):
         alerts.send(VIOLATION)
@@ -166,7 +166,7 @@ async def test_warnings_and_their_end_are_sent_only_to_whoever_wants_them(
     alert = Alert(kind=kind, of=of, agreement="a", service="s", at=0.0, summary="so")
     async with hook(lambda times: said(204)) as (address, bodies):
         for wants in (False, True):
-            alerts = Alerts(AlertSettings(webhook=address, warnings=wants))
+            alerts = Alerts(AlertTargets(webhook=address, warnings=wants))
             alerts.send(alert)
             await alerts.drained()
             assert len(bodies) == int(wants or always)
@@ -178,4 +178,4 @@ async def test_a_webhook_that_is_no_address_is_refused_before_anything_goes_wron
     webhook: str,
 ) -> None:
     with pytest.raises(InvalidValue):
-        Alerts(AlertSettings(webhook=webhook))
+        Alerts(AlertTargets(webhook=webhook))

@@ -14,9 +14,9 @@ from elastic import Consumer, Load, Watched, clients, lively, running
 from waiting import eventually_async
 
 from tidegate.client.client import Client
-from tidegate.core.scaling import Steering
-from tidegate.core.steering import AddReplica, Drain, Retire
-from tidegate.lab.faults.deployment import Deployment, deployed
+from tidegate.core.decisions import AddReplica, Drain, Retire
+from tidegate.core.topology import ControlMode
+from tidegate_lab.faults.deployment import Deployment, deployed
 
 pytestmark = pytest.mark.asyncio
 
@@ -83,7 +83,7 @@ async def test_a_person_says_how_many_and_the_law_decides_again_when_let(
 ) -> None:
     async with elastic_queue(deployment, "manual") as queue:
         await queue.has_replicas(1)
-        wanted = {"steering": Steering.MANUAL, "replicas_wanted": 3}
+        wanted = {"steering": ControlMode.MANUAL, "replicas_wanted": 3}
         await queue.mq.set_scaling("manual", lively(**wanted))
         await queue.has_replicas(3)
         await queue.mq.set_scaling("manual", lively())
@@ -93,7 +93,7 @@ async def test_a_person_says_how_many_and_the_law_decides_again_when_let(
 async def test_recommend_only_makes_the_first_replica_and_then_only_says_what_it_would_do(
     deployment: Deployment,
 ) -> None:
-    changes = {"steering": Steering.RECOMMEND}
+    changes = {"steering": ControlMode.RECOMMEND}
     async with elastic_queue(deployment, "advice", **changes) as queue:
         await queue.has_replicas(1)
         for number in range(200):
@@ -159,7 +159,7 @@ async def test_a_leader_that_slept_wakes_up_and_follows(deployment: Deployment) 
             await eventually_async(another_leads, "another node leads while the first sleeps")
         finally:
             os.kill(pid, signal.SIGCONT)
-        wanted = {"steering": Steering.MANUAL, "replicas_wanted": 2}
+        wanted = {"steering": ControlMode.MANUAL, "replicas_wanted": 2}
         await queue.mq.set_scaling("sleeper", lively(**wanted))
         topology = await queue.has_replicas(2)
         # Numbers are never given twice: two leaders at a time would have made more.
@@ -169,7 +169,7 @@ async def test_a_leader_that_slept_wakes_up_and_follows(deployment: Deployment) 
 async def test_with_every_replica_away_the_alias_keeps_and_hands_over(
     deployment: Deployment,
 ) -> None:
-    wanted = {"steering": Steering.MANUAL, "replicas_wanted": 0, "min": 0}
+    wanted = {"steering": ControlMode.MANUAL, "replicas_wanted": 0, "min": 0}
     async with elastic_queue(deployment, "away", **wanted) as queue:
         for number in range(20):
             await queue.mq.put("away", str(number).encode())
@@ -192,7 +192,7 @@ async def test_scaling_that_is_switched_off_leaves_a_plain_queue_with_everything
         await queue.has_replicas(1)
         for number in range(20):
             await queue.mq.put("plain", str(number).encode())
-        wanted = {"steering": Steering.MANUAL, "replicas_wanted": 0, "min": 0}
+        wanted = {"steering": ControlMode.MANUAL, "replicas_wanted": 0, "min": 0}
         await queue.mq.set_scaling("plain", lively(**wanted))
         await queue.has_replicas(0)
         await queue.mq.set_scaling("plain", None)

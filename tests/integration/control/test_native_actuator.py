@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from backing import StartNode
 
-from tidegate.adapters.native.actuator import NativeActuator
+from tidegate.broker.node import Node
+from tidegate.core.decisions import CancelDrain, Drain, Exchange, Retire, SetShares
 from tidegate.core.errors import StaleEpoch
-from tidegate.core.replication import HOMES, ReplicaState, Topology
-from tidegate.core.scaling import Range, Scaling
-from tidegate.core.steering import CancelDrain, Drain, Exchange, Retire, SetShares
-from tidegate.node.server import Node
+from tidegate.core.topology import ASSIGNMENT_SLOTS, Range, ReplicaState, Scaling, Topology
+from tidegate.engines.native.actuator import NativeActuator
 
 pytestmark = pytest.mark.asyncio
 
@@ -67,7 +66,7 @@ async def test_a_replica_drains_stays_after_all_drains_again_and_goes(node: Node
 
 async def test_a_replica_that_is_a_home_does_not_go(node: Node) -> None:
     led = await Led.with_replicas(node, 1)
-    await node.store.set_homes(led.queue_id, [1] * HOMES, led.epoch)
+    await node.store.set_homes(led.queue_id, [1] * ASSIGNMENT_SLOTS, led.epoch)
     await node.store.set_replica_state(led.queue_id, 1, ReplicaState.DRAINING, led.epoch)
     why = await led.actuator.carry_out(await led.topology(), Retire(1), led.epoch)
     assert why is not None

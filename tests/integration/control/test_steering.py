@@ -10,16 +10,15 @@ import pytest
 from backing import StartNode
 from waiting import eventually_async
 
-from tidegate.adapters.native.actuator import NativeActuator
-from tidegate.adapters.native.sensor import NativeSensor
-from tidegate.control.steering import Steering
+from tidegate.broker.node import Node
+from tidegate.control.leader import ControlLoops
 from tidegate.core.errors import Unavailable
-from tidegate.core.ports import Clock
-from tidegate.core.replication import ReplicaPlace, ReplicaState, Topology
-from tidegate.core.scaling import Range, Scaling
+from tidegate.core.store import Clock
+from tidegate.core.topology import Range, ReplicaInfo, ReplicaState, Scaling, Topology
+from tidegate.engines.native.actuator import NativeActuator
+from tidegate.engines.native.sensor import NativeSensor
 from tidegate.fleet.fleet import Fleet
-from tidegate.fleet.providers.process import ProcessProvider
-from tidegate.node.server import Node
+from tidegate.fleet.providers import ProcessProvider
 
 pytestmark = pytest.mark.asyncio
 
@@ -37,7 +36,7 @@ class Sleeper(NativeActuator):
         self.awake.set()
         self.refusals = 0
         self._now = 0.0
-        self.steering = Steering(
+        self.steering = ControlLoops(
             node.store,
             lambda: node.member_id,
             NativeSensor(node.store.members, node.neighbours.asked),
@@ -47,7 +46,7 @@ class Sleeper(NativeActuator):
 
     async def add_replica(
         self, topology: Topology, epoch: int, machine_id: int | None
-    ) -> ReplicaPlace | None:
+    ) -> ReplicaInfo | None:
         self.asleep.set()
         await self.awake.wait()
         if self.refusals:
@@ -206,7 +205,7 @@ async def test_who_leads_again_after_another_did_begins_anew(
     fleet = CountedFleet(node.store, ProcessProvider(tmp_path, store_urls=[]))
     sensor = NativeSensor(node.store.members, node.neighbours.asked)
     actuator = NativeActuator(node.store, node.neighbours.ask)
-    steering = Steering(node.store, lambda: node.member_id, sensor, actuator, fleet=fleet)
+    steering = ControlLoops(node.store, lambda: node.member_id, sensor, actuator, fleet=fleet)
     epochs = iter([1, 1, 3, 3])
 
     async def lead(member_id: int) -> int:

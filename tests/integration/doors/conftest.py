@@ -9,12 +9,11 @@ import pytest
 from door_under_test import OpenDoor
 from missing_peer import skipped_where_missing
 
-from tidegate.adapters.door_settings import DOOR_LIMITS, DoorSettings
-from tidegate.adapters.gateway.door import GatewayDoor
-from tidegate.adapters.haproxy.door import HaproxyDoor
-from tidegate.adapters.haproxy.program import haproxy_program
 from tidegate.core.errors import Unavailable
-from tidegate.core.hosting import Door, Engine
+from tidegate.core.services import Door, Engine
+from tidegate.doors import DOOR_LIMITS, DoorSettings
+from tidegate.doors.gateway import GatewayDoor
+from tidegate.doors.haproxy.door import HaproxyDoor, haproxy_program
 
 
 @pytest.fixture(params=[Engine.GATEWAY, Engine.HAPROXY])

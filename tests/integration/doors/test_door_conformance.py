@@ -1,4 +1,4 @@
-"""Both engines keep what the port promises (core/hosting.py), before real servers."""
+"""Both engines keep what the port promises (core/services.py), before real servers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,19 @@ from http_client import Answer, Connection, ask, raw
 from stall import Stall, stalls
 from waiting import eventually_async
 
-from tidegate.adapters.door_settings import DoorSettings
-from tidegate.control import probe
+from tidegate.control.services import measurement
 from tidegate.core.errors import Unavailable
-from tidegate.core.health import HEALTH_ANSWER_S
-from tidegate.core.hosting import Backend, Door, DoorSample, Durations, Engine
-from tidegate.core.probe_mark import FIELD, probe_mark
+from tidegate.core.services import (
+    HEALTH_ANSWER_S,
+    PROBE_HEADER,
+    Backend,
+    Door,
+    DoorSample,
+    Durations,
+    Engine,
+    probe_mark,
+)
+from tidegate.doors import DoorSettings
 
 SECRET = b"a secret of the tests of doors"
 
@@ -663,21 +670,21 @@ async def test_probes_reach_the_application_and_count_nowhere(open_door: OpenDoo
     mark = probe_mark("a secret of the tests")
     door = await open_door(probe_mark=mark.encode())
     # Without a server they are refused, as anybody is.
-    assert (await probe.ask(door.address, "/", mark)).status == 503
+    assert (await measurement.probe_door(door.address, "/", mark)).status == 503
     async with stalls(1) as (one,):
         await door.set_backends([one.backend()])
-        assert (await probe.ask(door.address, "/", mark)).status == 200
-        assert (await probe.ask(door.address, "/error", mark)).status == 500
+        assert (await measurement.probe_door(door.address, "/", mark)).status == 200
+        assert (await measurement.probe_door(door.address, "/error", mark)).status == 500
         one.breaks = True
-        assert (await probe.ask(door.address, "/", mark)).status == 502
+        assert (await measurement.probe_door(door.address, "/", mark)).status == 502
         one.breaks = False
         # Who does not know the secret counts, whatever it says.
         async with await Connection.to(port_of(door)) as client:
             for said in ("0" * len(mark), mark[:-1], mark.upper(), ""):
-                assert (await client.ask(headers={FIELD: said})).status == 200
+                assert (await client.ask(headers={PROBE_HEADER: said})).status == 200
             assert (await client.ask()).status == 200
         # Nobody behind the door can learn the mark.
-        assert FIELD.lower() not in {name for fields in one.headers for name, _ in fields}
+        assert PROBE_HEADER.lower() not in {name for fields in one.headers for name, _ in fields}
         sample = await sampled(door, "five are counted", accepted=5, answered=5, in_flight=0)
         assert (sample.refused, sample.by_class) == (0, {"2xx": 5})
         (instance,) = sample.instances
@@ -768,7 +775,9 @@ async def test_requests_that_nobody_answers_are_told_of_while_they_wait(
         door = await open_door(probe_mark=mark.encode())
         await door.set_backends([stall.backend()])
         tasks = await held(door, stall, 2)
-        asking = asyncio.create_task(probe.ask(door.address, "/held/probe", mark, timeout_s=60.0))
+        asking = asyncio.create_task(
+            measurement.probe_door(door.address, "/held/probe", mark, timeout_s=60.0)
+        )
         await busy(stall, 3)
 
         async def told() -> list[float]:

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from stall import Stall, stalls
 from waiting import eventually_async
 
-from tidegate.cli.door import networks_of, reached_at
-from tidegate.control.door_loop import DoorLoop, backends_of
-from tidegate.control.door_share import DoorShares, parts
+from tidegate.cli.door import parse_networks, reached_at
+from tidegate.control.services.door import DoorLoop, DoorShares, backends_of, door_parts
 from tidegate.core.errors import InvalidValue, Unavailable
-from tidegate.core.hosting import (
+from tidegate.core.services import (
     Backend,
     DoorSample,
     Instance,
@@ -102,7 +101,7 @@ def test_a_door_that_is_asked_for_more_may_have_more_in_hand_and_none_has_nothin
     st.dictionaries(st.text(min_size=1), st.floats(0.0, 1e9), min_size=1, max_size=8),
 )
 def test_parts_add_up_whatever_doors_are_asked_for(bound: int, asked: dict[str, float]) -> None:
-    found = parts(bound, asked)
+    found = door_parts(bound, asked)
     assert sum(found.values()) == max(bound, min(bound, 1) * len(asked))
     assert min(found.values()) >= min(bound, 1)
 
@@ -207,9 +206,9 @@ def test_a_door_on_all_addresses_is_reached_at_the_name_of_its_computer() -> Non
 
 
 def test_whose_word_counts_is_a_network_or_refused() -> None:
-    assert networks_of(["10.0.0.0/8", "::1"]) == ("10.0.0.0/8", "::1")
+    assert parse_networks(["10.0.0.0/8", "::1"]) == ("10.0.0.0/8", "::1")
     with pytest.raises(InvalidValue, match=r"--trust '10\.0\.0\.1/8': .* write 10\.0\.0\.0/8"):
-        networks_of(["10.0.0.1/8"])
+        parse_networks(["10.0.0.1/8"])
 
 
 async def test_a_door_that_cannot_do_what_it_is_told_is_told_again() -> None:

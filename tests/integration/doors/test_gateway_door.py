@@ -14,11 +14,11 @@ from bookshop import bookshops
 from http_client import Connection, ask
 from stall import stalls
 
-from tidegate.adapters.door_settings import DoorSettings
-from tidegate.adapters.gateway.door import GatewayDoor
-from tidegate.cli.door import door_of
-from tidegate.control.door_loop import DoorLoop
-from tidegate.core.hosting import Backend, InstanceState, Service, ServiceSpec
+from tidegate.cli.door import make_door
+from tidegate.control.services.door import DoorLoop
+from tidegate.core.services import Backend, InstanceState, Service, ServiceSpec
+from tidegate.doors import DoorSettings
+from tidegate.doors.gateway import GatewayDoor
 from tidegate.storage.memory import MemoryStore
 
 SECRET = "a secret of the tests"
@@ -115,7 +115,7 @@ async def test_a_policy_of_the_users_own_is_what_a_door_of_the_service_balances_
     spec = ServiceSpec(
         name="shop", target="shop:app", agreement="", balancing="policy_of_a_door:Last"
     )
-    door = door_of(Service(spec=spec, version=1, secret="s" * 32), "127.0.0.1", 0, None)
+    door = make_door(Service(spec=spec, version=1, secret="s" * 32), "127.0.0.1", 0, None)
     await door.start()
     try:
         async with stalls(3) as stands:

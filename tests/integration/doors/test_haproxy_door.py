@@ -22,23 +22,22 @@ from http_client import Connection, ask, raw
 from stall import stalls
 from waiting import eventually, eventually_async
 
-from tidegate.adapters.door_settings import DOOR_LIMITS, DoorSettings
-from tidegate.adapters.haproxy import door as door_module
-from tidegate.adapters.haproxy import runtime_socket, sensor
-from tidegate.adapters.haproxy.balance import balance_of
-from tidegate.adapters.haproxy.configuration import BACKEND
-from tidegate.adapters.haproxy.door import HaproxyDoor
-from tidegate.adapters.haproxy.probe_counts import ProbeCounts
-from tidegate.adapters.haproxy.process import HaproxyProcess
-from tidegate.adapters.haproxy.program import haproxy_program
-from tidegate.adapters.haproxy.request_log import RequestLog, kept_for
-from tidegate.adapters.haproxy.runtime_socket import Rows, RuntimeSocket
-from tidegate.adapters.haproxy.server_line import weight_of
-from tidegate.adapters.haproxy.silence import Silence
-from tidegate.adapters.haproxy.tally import Tally
 from tidegate.core.errors import InvalidValue, Unavailable
-from tidegate.core.hosting import Backend
-from tidegate.gateway import GatewayLimits
+from tidegate.core.services import Backend
+from tidegate.doors import DOOR_LIMITS, DoorSettings
+from tidegate.doors.haproxy import door as door_module
+from tidegate.doors.haproxy import runtime, sensor
+from tidegate.doors.haproxy.configuration import BACKEND, balance_of, weight_of
+from tidegate.doors.haproxy.door import HaproxyDoor, HaproxyProcess, haproxy_program
+from tidegate.doors.haproxy.runtime import Rows, RuntimeSocket
+from tidegate.doors.haproxy.sensor import (
+    CounterTotals,
+    ProbeCounts,
+    RequestLog,
+    UnresponsiveServers,
+    logged_per_thousand,
+)
+from tidegate.gateway.gateway import GatewayLimits
 
 # HAProxy 2.6 reads these in the one way that RFC 9112 allows, and writes them anew: nothing that
 # was hidden for somebody else is left in them. How many requests it finds, and why it may.
@@ -235,7 +234,7 @@ async def test_a_haproxy_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch)
         os.kill(first, signal.SIGSTOP)
         # An answer is waited for much longer than the door is tidied, as it is in earnest.
         with monkeypatch.context() as hurried:
-            hurried.setattr(runtime_socket, "_ANSWER_S", 0.3)
+            hurried.setattr(runtime, "_ANSWER_S", 0.3)
 
             async def replaced() -> bool:
                 await door.sample()
@@ -351,8 +350,8 @@ async def test_a_server_that_was_deleted_unheard_may_come_back(
 async def test_a_haproxy_ends_with_whoever_has_started_it(short_folder: Path) -> None:
     script = (
         "import asyncio, os, signal\n"
-        "from tidegate.adapters.door_settings import DoorSettings\n"
-        "from tidegate.adapters.haproxy.door import HaproxyDoor\n"
+        "from tidegate.doors import DoorSettings\n"
+        "from tidegate.doors.haproxy.door import HaproxyDoor\n"
         "async def main():\n"
         "    door = HaproxyDoor(DoorSettings('shop'))\n"
         "    await door.start()\n"
@@ -434,13 +433,13 @@ async def test_a_variable_that_cannot_be_read_is_trouble_and_no_count(
             return (await door.sample()).answered == 1
 
         await eventually_async(one_is_counted, "the first is counted")
-        asked = runtime_socket.RuntimeSocket._asked
+        asked = runtime.RuntimeSocket._asked
 
-        async def in_other_words(self: runtime_socket.RuntimeSocket, command: str) -> bytes:
+        async def in_other_words(self: runtime.RuntimeSocket, command: str) -> bytes:
             return (await asked(self, command)).replace(b"type=sint value=", b"integer ")
 
         with monkeypatch.context() as patched:
-            patched.setattr(runtime_socket.RuntimeSocket, "_asked", in_other_words)
+            patched.setattr(runtime.RuntimeSocket, "_asked", in_other_words)
             assert (await ask(port)).status == 200
             sample = await door.sample()
         assert "what HAProxy says of proc.probes cannot be read" in sample.trouble
@@ -548,7 +547,7 @@ def test_a_few_requests_between_two_quick_looks_are_no_high_rate(
 
 def test_the_log_keeps_fewer_lines_where_there_are_too_many_and_counts_them_in_full() -> None:
     rates_per_s = (0.0, 399.0, 401.0, 3_000.0, 1e9)
-    assert [kept_for(rate) for rate in rates_per_s] == [1000, 1000, 500, 100, 10]
+    assert [logged_per_thousand(rate) for rate in rates_per_s] == [1000, 1000, 500, 100, 10]
     log = RequestLog()
     lines = [
         # Server, status, how it ended, whole, reading, waiting, kept.
@@ -571,7 +570,7 @@ def test_the_log_keeps_fewer_lines_where_there_are_too_many_and_counts_them_in_f
 
 
 def test_totals_never_run_backwards_over_restarts_and_deletions() -> None:
-    tally = Tally()
+    tally = CounterTotals()
     row: dict[str, int | str] = {"stot": 10, "hrsp_2xx": 7, "hrsp_5xx": 1, "econ": 2}
     tally.look({"req_tot": 12, "hrsp_5xx": 3}, {"i1": row, "i2": row})
     assert (tally.accepted, tally.answered, tally.refused) == (12, 16, 1)
@@ -594,7 +593,7 @@ def test_probes_are_taken_off_whatever_became_of_them() -> None:
         ("<NOSRV>", 503, "SC"),
     ):
         probes.add(server, status, ended, 1)
-    tally = Tally()
+    tally = CounterTotals()
     # Beside them: one that was answered, and an error of the application's.
     row: dict[str, int | str] = {"stot": 6, "hrsp_2xx": 3, "hrsp_5xx": 2, "srv_abrt": 1}
     tally.look({"req_tot": 7, "hrsp_2xx": 3, "hrsp_5xx": 4}, {"i1": row}, probes)
@@ -611,7 +610,7 @@ def test_probes_are_taken_off_whatever_became_of_them() -> None:
 
 
 def test_a_probe_that_is_under_way_counts_nowhere_also_over_a_restart() -> None:
-    tally = Tally()
+    tally = CounterTotals()
     ended = ProbeCounts()
     ended.add("i1", 200, "--", 2)
     tally.look({"req_tot": 8}, {}, ended, probes_begun=3)
@@ -623,7 +622,7 @@ def test_a_probe_that_is_under_way_counts_nowhere_also_over_a_restart() -> None:
 
 
 def test_of_servers_that_answer_nothing_it_is_known_who_waits_and_for_how_long() -> None:
-    silence = Silence()
+    silence = UnresponsiveServers()
     row: dict[str, int | str] = {"stot": 5, "hrsp_2xx": 5, "scur": 0}
     silence.look({"i1": row}, 0.0)
     row |= {"stot": 8, "scur": 3}
@@ -658,11 +657,11 @@ def test_typed_figures_are_read_and_anything_else_is_passed_over() -> None:
         "F.2.0.0.pxname.1:KNS:str:another",
         "F.2.0.1.svname.1:KNS:str:FRONTEND",
     )
-    rows = runtime_socket.rows_in("\n".join(lines).encode() + b"\n\n> ", ("instances",))
+    rows = runtime.parse_rows("\n".join(lines).encode() + b"\n\n> ", ("instances",))
     assert list(rows) == ["i1"]
     assert (rows["i1"]["scur"], rows["i1"]["last_chk"]) == (7, "HTTP status: 503")
     assert "odd" not in rows["i1"]
-    assert runtime_socket.number(rows["i1"], "last_chk") == 0
+    assert runtime.counter_value(rows["i1"], "last_chk") == 0
 
 
 def test_weights_become_whole_numbers_in_proportion() -> None:

@@ -13,13 +13,13 @@ from http_client import ask
 from stall import Stall, stalls
 from typer.testing import CliRunner
 
-from tidegate.adapters.haproxy.program import haproxy_program
-from tidegate.cli.door import door_of
-from tidegate.cli.option_groups import spread
-from tidegate.cli.service_options import AS_USUAL, ServiceOptions, asked_for
-from tidegate.cli.services import kept_by_doors
+from tidegate.cli.door import make_door
+from tidegate.cli.options import flatten_options
+from tidegate.cli.service_options import DEFAULT_SERVICE_OPTIONS, ServiceOptions, checked_request
+from tidegate.cli.services import read_at_door_start
 from tidegate.core.errors import InvalidValue, Unavailable
-from tidegate.core.hosting import Engine, Service, ServiceSpec
+from tidegate.core.services import Engine, Service, ServiceSpec
+from tidegate.doors.haproxy.door import haproxy_program
 
 SHOP = 'name = "shop"\nhttp = "shop"\n[metrics.response_p95]\nbreach = "1s"\n'
 APP = "async def app(scope, receive, send): ...\n"
@@ -39,13 +39,13 @@ def asks(tmp_path: Path) -> Asks:
         app = typer.Typer()
 
         @app.command()
-        @spread()
-        def take(options: ServiceOptions = AS_USUAL) -> None:
+        @flatten_options()
+        def take(options: ServiceOptions = DEFAULT_SERVICE_OPTIONS) -> None:
             said.append(options)
 
         result = CliRunner().invoke(app, [*options, "--ship", str(tmp_path / "code")])
         assert result.exit_code == 0, result.output
-        return asked_for("shop:app", tmp_path / "shop.toml", said[0]).spec
+        return checked_request("shop:app", tmp_path / "shop.toml", said[0]).spec
 
     return asking
 
@@ -58,7 +58,7 @@ async def opened(spec: ServiceSpec, stall: Stall) -> AsyncIterator[int]:
             haproxy_program()
         except Unavailable as missing:
             pytest.skip(str(missing))
-    door = door_of(Service(spec=spec, version=1, secret="s" * 32), "127.0.0.1", 0, None)
+    door = make_door(Service(spec=spec, version=1, secret="s" * 32), "127.0.0.1", 0, None)
     await door.start()
     try:
         await door.set_backends([stall.backend()])
@@ -98,7 +98,7 @@ async def test_a_door_of_haproxy_before_a_service_with_a_deadline_says_what_to_d
 ) -> None:
     service = Service(spec=asks("--deadline", "1s"), version=1, secret="s" * 32)
     try:
-        door = door_of(service, "127.0.0.1", 0, Engine.HAPROXY)
+        door = make_door(service, "127.0.0.1", 0, Engine.HAPROXY)
     except Unavailable as missing:
         pytest.skip(str(missing))
     with pytest.raises(InvalidValue, match="take the engine gateway"):
@@ -108,4 +108,4 @@ async def test_a_door_of_haproxy_before_a_service_with_a_deadline_says_what_to_d
 def test_doors_that_are_open_are_said_to_keep_what_they_have(asks: Asks) -> None:
     other = asks("--deadline", "9s", "--answer-timeout", "2m", "--body-max", "1MiB")
     assert (other.deadline_s, other.answer_timeout_s, other.body_bytes_max) == (9, 120, 1 << 20)
-    assert kept_by_doors(asks(), other) == "deadline, answer timeout, longest body"
+    assert read_at_door_start(asks(), other) == "deadline, answer timeout, longest body"

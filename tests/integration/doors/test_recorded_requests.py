@@ -5,14 +5,14 @@ from __future__ import annotations
 from http_client import ask
 from stall import stalls
 
-from tidegate.adapters.door_settings import DoorSettings
-from tidegate.adapters.gateway.door import GatewayDoor
-from tidegate.telemetry.http_requests import HttpRequestSamples
-from tidegate.telemetry.sampler import Sampler
+from tidegate.doors import DoorSettings
+from tidegate.doors.gateway import GatewayDoor
+from tidegate.telemetry.meters import AdaptiveSampler
+from tidegate.telemetry.recorder import HttpRequestSamples
 
 
 async def test_what_is_kept_of_a_request_is_where_its_time_went_and_never_what_it_asked() -> None:
-    samples = HttpRequestSamples(Sampler(1000.0))
+    samples = HttpRequestSamples(AdaptiveSampler(1000.0))
     door = GatewayDoor(DoorSettings("shop", health_path="/well"))
     await door.start()
     try:

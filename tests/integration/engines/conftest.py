@@ -14,11 +14,10 @@ from places import EXAMPLES
 from rabbitmq import VirtualHost
 
 import tidegate
-from tidegate.lab.peers.redis_server import RedisServer, redis_server
-from tidegate.lab.peers.server import ServerMissing
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
+from tidegate.broker.node import Node
+from tidegate.core.runtime import NodeLimits
 from tidegate.storage.memory import MemoryStore
+from tidegate_lab.peers.servers import RedisServer, ServerMissing, redis_server
 
 ENGINES = [
     "tidegate",
@@ -78,7 +77,7 @@ def one_redis() -> Iterator[RedisServer]:
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     """Each engine in turn."""
     if request.param == "tidegate":
-        node = Node(MemoryStore(), limits=Limits(settle_linger_s=0.001))
+        node = Node(MemoryStore(), limits=NodeLimits(settle_linger_s=0.001))
         await node.start()
         yield Engine("tidegate", node.address, EVERYTHING)
         await node.stop()

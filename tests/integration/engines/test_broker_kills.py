@@ -18,8 +18,8 @@ from rabbitmq import VirtualHost
 from waiting import eventually_async
 
 import tidegate
-from tidegate.lab.history import HistoryWriter
-from tidegate.lab.peers.rabbitmq_server import RabbitmqServer
+from tidegate.demo.history import HistoryWriter
+from tidegate_lab.peers.servers import RabbitmqServer
 
 PRODUCERS = 4
 # Deliveries between two kills, of each queue.

@@ -14,7 +14,7 @@ from engine_under_test import Engine, taken_until_last
 from load import Load, assert_nothing_went_wrong, judged
 from waiting import eventually_async
 
-from tidegate.lab.history import HistoryWriter
+from tidegate.demo.history import HistoryWriter
 
 # One RabbitMQ serves all tests of the engines.
 pytestmark = pytest.mark.xdist_group("engines")

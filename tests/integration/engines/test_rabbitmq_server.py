@@ -7,7 +7,7 @@ import aiormq.exceptions
 import pytest
 from rabbitmq import VirtualHost
 
-from tidegate.lab.peers.rabbitmq_server import RabbitmqServer
+from tidegate_lab.peers.servers import RabbitmqServer
 
 
 async def test_what_is_in_one_virtual_host_is_invisible_in_another(

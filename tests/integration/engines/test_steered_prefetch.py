@@ -16,9 +16,9 @@ from rabbitmq import VirtualHost
 from waiting import eventually_async
 
 import tidegate
-from tidegate.client.steered_prefetch import PrefetchStep
-from tidegate.lab.faults.proxy import TcpProxy
-from tidegate.laws.control_step import Mode
+from tidegate.client.prefetch import PrefetchStep
+from tidegate.laws.prefetch.controller import ControllerMode
+from tidegate_lab.faults.proxy import TcpProxy
 
 # One RabbitMQ serves all tests of the engines.
 pytestmark = pytest.mark.xdist_group("engines")
@@ -111,8 +111,8 @@ async def test_while_rabbitmq_is_away_the_loop_holds_and_then_goes_on(
             lost = await watched.until(lambda step: step.sample is None)
             before = watched.steps[watched.steps.index(lost) - 1].step.level
             cable.set_mode("passes")
-            await watched.until(lambda step: step.step.mode is Mode.AUTOMATIC)
+            await watched.until(lambda step: step.step.mode is ControllerMode.AUTOMATIC)
 
-    assert lost.step.mode is Mode.HELD
+    assert lost.step.mode is ControllerMode.HELD
     assert lost.step.level == pytest.approx(before)
     assert all(GOAL.low <= step.step.level <= HIGH for step in watched.steps)

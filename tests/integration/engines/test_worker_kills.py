@@ -16,8 +16,7 @@ from load import Load, assert_nothing_went_wrong, judged
 from places import SUPPORT
 from waiting import eventually_async
 
-from tidegate.lab.checker import Outstanding
-from tidegate.lab.history import HistoryWriter, read_history
+from tidegate.demo.history import HistoryWriter, Outstanding, read_history
 
 # One RabbitMQ serves all tests of the engines.
 pytestmark = pytest.mark.xdist_group("engines")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.lab.telesto.mix import MixOptions
-from tidegate.lab.telesto.trial import Plan, Setup, run_trial
+from tidegate_lab.papers.telesto.mix import MixOptions
+from tidegate_lab.papers.telesto.phases import TelestoPlan, TelestoSetup, run_trial
 
 
 def test_a_short_trial_counts_messages_and_its_phases_add_up() -> None:
-    plan = Plan(seconds=0.5, repeats_min=2, repeats_max=2, warm_up_s=0.3)
+    plan = TelestoPlan(seconds=0.5, repeats_min=2, repeats_max=2, warm_up_s=0.3)
     said: list[str] = []
 
-    trial = run_trial(Setup("nine", MixOptions(clients=9, glance_every=5)), plan, said.append)
+    trial = run_trial(
+        TelestoSetup("nine", MixOptions(clients=9, glance_every=5)), plan, said.append
+    )
 
     assert trial.messages_per_s.repeats == len(trial.rounds) == 2
     assert trial.messages_per_s.mean > 0

@@ -9,12 +9,12 @@ import pytest
 from backing import SEVERAL_STORES, STORES, StartNode
 from logical import Scene
 
+from tidegate.broker.replica import Replica
+from tidegate.broker.transactions import retry_while_moving
 from tidegate.core.errors import NotHome, Unavailable
 from tidegate.core.model import Attributes
-from tidegate.core.ports import LaneSummary
-from tidegate.core.replication import ReplicaPlace, ReplicaState
-from tidegate.node.meeting import insist
-from tidegate.node.replica import Replica
+from tidegate.core.store import LaneSummary
+from tidegate.core.topology import ReplicaInfo, ReplicaState
 
 pytestmark = pytest.mark.parametrize("backing", [*STORES, *SEVERAL_STORES], indirect=True)
 
@@ -135,8 +135,8 @@ async def test_a_replica_knows_what_was_stored_while_it_was_loaded(
     assert_stored_nothing(scene.there.replicas[new.queue_id])
 
 
-async def added_there(scene: Scene) -> ReplicaPlace:
+async def added_there(scene: Scene) -> ReplicaInfo:
     place = await scene.leader.store.add_replica(scene.leader.queue_id, scene.leader.epoch)
     assert place is not None
-    await insist(lambda: scene.there.ownership.bring_here(place.queue_id))
+    await retry_while_moving(lambda: scene.there.ownership.bring_here(place.queue_id))
     return place

@@ -11,6 +11,8 @@ from backing import SEVERAL_STORES, STORES, StartNode
 from logical import Scene, Talker
 from waiting import eventually_async
 
+from tidegate.broker.transactions import retry_while_moving
+from tidegate.broker.transfer import split_segments
 from tidegate.core.errors import (
     InvalidValue,
     IoFailure,
@@ -21,15 +23,11 @@ from tidegate.core.errors import (
     UnexpectedPacket,
 )
 from tidegate.core.model import Attributes
-from tidegate.core.replication import HOMES, ReplicaPlace, ReplicaState, home_index
-from tidegate.node.meeting import insist
-from tidegate.node.parting import part
-from tidegate.wire.packet import Packet, Request
-from tidegate.wire.packets.cluster import SetOwner
-from tidegate.wire.packets.exchange import GiveAway, Pull
-from tidegate.wire.packets.queues import CreateQueue, CreateQueueResponse
-from tidegate.wire.packets.reads import ReadMessage, ReadMessageResponse
-from tidegate.wire.packets.settling import Return
+from tidegate.core.topology import ASSIGNMENT_SLOTS, ReplicaInfo, ReplicaState, assignment_slot
+from tidegate.protocol.catalogue import CreateQueue, CreateQueueResponse
+from tidegate.protocol.cluster import GiveAway, Pull, SetOwner
+from tidegate.protocol.messages import ReadMessage, ReadMessageResponse, Return
+from tidegate.protocol.packet import Packet, Request
 
 pytestmark = pytest.mark.parametrize("backing", [*STORES, *SEVERAL_STORES], indirect=True)
 
@@ -43,7 +41,7 @@ async def scene(start_node: StartNode) -> AsyncIterator[Scene]:
 
 def a_group_at(number: int) -> str:
     """The name of a group that has its home there."""
-    return next(f"g{n}" for n in range(1000) if home_index(f"g{n}") % 2 == number - 1)
+    return next(f"g{n}" for n in range(1000) if assignment_slot(f"g{n}") % 2 == number - 1)
 
 
 async def test_ready_messages_go_over_unflagged_and_only_once(scene: Scene) -> None:
@@ -110,11 +108,11 @@ async def test_groups_addressed_and_delayed_messages_stay(scene: Scene) -> None:
     await scene.put(first.queue_id, b"grouped", attributes=[Attributes(group=group)])
     await scene.put(first.queue_id, b"later", delays_s=[60.0])
     await scene.put(first.queue_id, b"anybody's")
-    receiver = next(n for n in range(1, 100) if home_index(n) % 2 == 0)
+    receiver = next(n for n in range(1, 100) if assignment_slot(n) % 2 == 0)
     await scene.put(first.queue_id, b"addressed", receivers=[receiver])
     assert await scene.pull(second, first) == 1
     assert await scene.drain(second) == [(b"anybody's", False)]
-    held = {home_index(group), home_index(receiver)}
+    held = {assignment_slot(group), assignment_slot(receiver)}
     numbers = (await scene.here.figures.of_cluster(first.queue_id, False)).nodes[0].queues[0]
     assert held == set(numbers.homes_held)
     # Who puts them elsewhere than at their home has to look where that is.
@@ -164,10 +162,12 @@ async def test_what_was_cut_up_is_whole_for_the_next_owner(scene: Scene) -> None
     groups = [Attributes(group=a_group_at(1)), Attributes(group=a_group_at(2))]
     await scene.put(first.queue_id, b"kept", b"cut off", attributes=groups)
     topology = await scene.leader.topology()
-    two_homes = msgspec.structs.replace(topology, homes=[1 + n % 2 for n in range(HOMES)])
-    assert await part(scene.here.replicas[first.queue_id], two_homes) == 1
+    two_homes = msgspec.structs.replace(
+        topology, homes=[1 + n % 2 for n in range(ASSIGNMENT_SLOTS)]
+    )
+    assert await split_segments(scene.here.replicas[first.queue_id], two_homes) == 1
 
-    await insist(lambda: scene.there.ownership.bring_here(first.queue_id))
+    await retry_while_moving(lambda: scene.there.ownership.bring_here(first.queue_id))
 
     assert [payload for payload, _ in await scene.drain(first)] == [b"kept", b"cut off"]
 
@@ -186,7 +186,7 @@ async def test_until_a_home_is_open_nobody_takes_anything_new_of_it(scene: Scene
     alias = scene.here.replicas[scene.leader.queue_id]
     here, there = scene.here.replicas[first.queue_id], scene.there.replicas[second.queue_id]
     group = a_group_at(1)
-    index = home_index(group)
+    index = assignment_slot(group)
     columns = {"attributes": [Attributes(group=group)]}
     await scene.put(first.queue_id, b"before", **columns)
     assert index in here.homes.ahead()
@@ -228,7 +228,7 @@ async def test_a_group_goes_to_its_new_home_behind_what_somebody_still_holds(sce
 
 async def test_what_cannot_go_yet_keeps_back_what_follows_it(scene: Scene) -> None:
     first, second = scene.places
-    groups = (f"g{n}" for n in range(1000) if home_index(f"g{n}") % 2 == 0)
+    groups = (f"g{n}" for n in range(1000) if assignment_slot(f"g{n}") % 2 == 0)
     one, other = next(groups), next(groups)
     both = [Attributes(group=one), Attributes(group=other)]
     await scene.put(first.queue_id, b"0", b"1", attributes=both)
@@ -344,7 +344,7 @@ async def test_exchange_under_load_loses_and_doubles_nothing(scene: Scene) -> No
     talkers = [await Talker.to(node, f"consumer-{node.name}") for node in (scene.here, scene.there)]
     seen: list[bytes] = []
 
-    async def consume(talker: Talker, place: ReplicaPlace) -> None:
+    async def consume(talker: Talker, place: ReplicaInfo) -> None:
         while True:
             try:
                 answered = await talker.link.ask(ReadMessage(place.queue_id, wait_ms=300))

@@ -11,17 +11,13 @@ from full_disk import FULL_FOR_EVER, without_room
 from logical import Scene
 from waiting import eventually_async
 
+from tidegate.broker import ownership, transfer
 from tidegate.core.errors import InvalidValue, LimitReached, StaleEpoch, Unavailable
 from tidegate.core.model import Attributes
-from tidegate.core.replication import Move, ReplicaPlace, ReplicaState, Topology, home_index
 from tidegate.core.segment import Segment
-from tidegate.node import exchange, ownership
-from tidegate.storage.several import SeveralStores
-from tidegate.wire.packets.browsing import GetMessages
-from tidegate.wire.packets.puts import PutMessages
-from tidegate.wire.packets.reads import ReadMessage
-from tidegate.wire.packets.settling import Return
-from tidegate.wire.packets.transactions import Transact
+from tidegate.core.topology import ReplicaInfo, ReplicaState, SegmentMove, Topology, assignment_slot
+from tidegate.protocol.messages import GetMessages, PutMessages, ReadMessage, Return, Transact
+from tidegate.storage.sharded import ShardedStore
 
 
 @pytest.fixture
@@ -55,7 +51,7 @@ async def test_messages_go_from_store_to_store_and_back(scene: Scene) -> None:
 
 async def test_an_alias_hands_over_to_every_store(scene: Scene) -> None:
     alias = scene.leader.queue_id
-    group = next(f"g{n}" for n in range(99) if home_index(f"g{n}") % 2 == 1)
+    group = next(f"g{n}" for n in range(99) if assignment_slot(f"g{n}") % 2 == 1)
     # As if there were no homes yet: with them only what somebody else stores gets here.
     scene.here.replicas[alias].holding.homes = None
     await scene.put(alias, b"a", b"b", attributes=[Attributes(group=group), None])
@@ -113,14 +109,14 @@ async def test_a_transaction_over_two_stores_is_refused_with_a_sentence(scene: S
 # A store that is full
 
 
-async def departures(scene: Scene, place: ReplicaPlace) -> int:
+async def departures(scene: Scene, place: ReplicaInfo) -> int:
     """How many moves from a replica nobody has ended."""
-    assert isinstance(scene.here.store, SeveralStores)
+    assert isinstance(scene.here.store, ShardedStore)
     source = await scene.here.store.others.holder(place.queue_id)
     return len(await source.ask("select * from departures(%s::int)", place.queue_id))
 
 
-async def is_retired(scene: Scene, place: ReplicaPlace) -> bool:
+async def is_retired(scene: Scene, place: ReplicaInfo) -> bool:
     """Whether a replica that has nothing any more ends."""
     await scene.leader.set_state(place.number, ReplicaState.DRAINING)
     replica = scene.here.replicas.get(place.queue_id)
@@ -155,7 +151,7 @@ async def test_what_a_full_store_cannot_tell_about_comes_back_when_it_has_room(
     scene: Scene, backing: SeveralBacking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = scene.places
-    monkeypatch.setattr(exchange, "_BACKOFF_MAX_S", 0.005)
+    monkeypatch.setattr(transfer, "_BACKOFF_MAX_S", 0.005)
     monkeypatch.setattr(ownership, "_FINISH_MOVES_S", 0.02)
     asked = 0
     has_arrived = scene.there.store.has_arrived
@@ -180,7 +176,7 @@ async def test_what_a_full_store_cannot_tell_about_comes_back_when_it_has_room(
         await scene.here.replicas[first.queue_id].settled()
         assert await departures(scene, first) == 1
         # Nor does who pulls believe that nothing came.
-        await eventually_async(lambda: asked > exchange._TRIES)
+        await eventually_async(lambda: asked > transfer._TRIES)
         assert not pulling.done()
 
     assert await pulling == 0
@@ -259,7 +255,7 @@ async def test_a_move_that_came_through_unheard_is_not_denied_by_a_later_refusal
     move = scene.here.store.move
     tries = 0
 
-    async def unheard(wanted: Move) -> bool:
+    async def unheard(wanted: SegmentMove) -> bool:
         nonlocal tries
         tries += 1
         if tries == 1:

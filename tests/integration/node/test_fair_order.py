@@ -8,10 +8,10 @@ from collections import Counter
 from backing import Connect, StartNode, TurnedClock
 from waiting import LIMIT_S
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.core.model import QueuePolicy
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
+from tidegate.core.runtime import NodeLimits
 
 KIB = 1024
 
@@ -53,7 +53,7 @@ async def test_tenants_get_equal_shares_whatever_they_put(mq: Client) -> None:
 async def test_order_within_a_tenant_holds_though_memory_is_short(
     start_node: StartNode, connect: Connect
 ) -> None:
-    node = await start_node(limits=Limits(memory_bytes=512 * KIB))
+    node = await start_node(limits=NodeLimits(memory_bytes=512 * KIB))
     mq = await connect(node)
     await mq.create_queue("orders")
     for at in range(0, 300, 50):
@@ -98,7 +98,7 @@ class Shift:
 
 
 # The clock is turned: no lease of nodes and messages may run out by that.
-PATIENT = Limits(lease_s=1e6, heartbeat_s=1e6, delivery_lease_s=1e6)
+PATIENT = NodeLimits(lease_s=1e6, heartbeat_s=1e6, delivery_lease_s=1e6)
 
 
 async def test_without_ageing_subscribers_get_the_highest_priority(

@@ -16,14 +16,14 @@ from backing import Backing, Connect, MemoryBacking, StartNode
 from logical_queue import SCALING, LogicalQueue
 from waiting import eventually_async
 
+from tidegate.broker.node import Node
+from tidegate.broker.replication import LogicalQueueState
 from tidegate.client.client import Client
 from tidegate.client.message import Message
-from tidegate.control.upkeep import SeenHomes, Upkeep
+from tidegate.control.queues.loop import ReportedAssignments, TopologyReconciler
 from tidegate.core.errors import LeaseLost
-from tidegate.core.replication import HOMES, ReplicaState, Role, home_index
-from tidegate.node.alias import Alias
-from tidegate.node.server import Node
-from tidegate.wire.packets.membership import MigrateClients
+from tidegate.core.topology import ASSIGNMENT_SLOTS, MemberRole, ReplicaState, assignment_slot
+from tidegate.protocol.cluster import MigrateClients
 
 STEPS = 20
 GROUPS = 12
@@ -35,7 +35,7 @@ def backing() -> Backing:
     return MemoryBacking()
 
 
-def seen(orders: LogicalQueue, number: int) -> SeenHomes | None:
+def seen(orders: LogicalQueue, number: int) -> ReportedAssignments | None:
     """What a replica, or the alias, says about homes at this moment."""
     for node in orders.nodes:
         for replica in node.replicas.values():
@@ -43,7 +43,7 @@ def seen(orders: LogicalQueue, number: int) -> SeenHomes | None:
             # Dead letters have a queue that is number 0 of nothing.
             if info.number == number and orders.alias_id in (info.queue_id, info.alias_id):
                 said = replica.numbers()
-                return SeenHomes(said.homes_held, said.homes_ahead)
+                return ReportedAssignments(said.homes_held, said.homes_ahead)
     return None
 
 
@@ -143,7 +143,7 @@ class Storm:
 
     async def lead(self) -> None:
         """What the leader of a fleet does about homes, in haste."""
-        upkeep = Upkeep()
+        upkeep = TopologyReconciler()
         while True:
             async with self.leading:
                 homes = upkeep.homes(await self.orders.topology(), partial(seen, self.orders))
@@ -159,7 +159,7 @@ class Storm:
         self.migrate(other, one)
 
     def migrate(self, source: int, target: int) -> None:
-        order = MigrateClients(self.orders.alias_id, Role.CONSUMER, source, target)
+        order = MigrateClients(self.orders.alias_id, MemberRole.CONSUMER, source, target)
         self.alias.migrate(order)
 
     async def spread(self) -> None:
@@ -170,7 +170,7 @@ class Storm:
             self.migrate(ids[most], ids[least])
 
     @property
-    def alias(self) -> Alias:
+    def alias(self) -> LogicalQueueState:
         for node in self.nodes:
             replica = node.replicas.get(self.orders.alias_id)
             alias = None if replica is None else node.aliases.known(replica)
@@ -239,10 +239,10 @@ async def test_what_is_put_while_its_group_comes_over_waits_for_it(
     giver, taker = nodes[0].replicas[old], nodes[1].replicas[new]
 
     async with taker.exchanging:
-        await orders.set_homes([-2] * HOMES)
+        await orders.set_homes([-2] * ASSIGNMENT_SLOTS)
         # It has left the one and has not come to the other, so nothing keeps the new home closed.
         await eventually_async(lambda: not giver.homes.held())
-        await orders.set_homes([2] * HOMES)
+        await orders.set_homes([2] * ASSIGNMENT_SLOTS)
         await mq.put("orders", b"second", group="g")
         queue = taker.holding.queue
         assert (queue.lanes.head_count, queue.lanes.held_count) == (0, 1)
@@ -263,14 +263,16 @@ async def test_a_home_that_moves_on_is_opened_behind_what_still_comes_to_where_i
     look = partial(seen, orders)
 
     async with between.exchanging:
-        await orders.set_homes([-2] * HOMES)
+        await orders.set_homes([-2] * ASSIGNMENT_SLOTS)
         await eventually_async(lambda: not giver.homes.held())
-        await orders.set_homes([-3] * HOMES)
-        assert Upkeep().homes(await orders.topology(), look) is None, "neither here nor there"
+        await orders.set_homes([-3] * ASSIGNMENT_SLOTS)
+        assert TopologyReconciler().homes(await orders.topology(), look) is None, (
+            "neither here nor there"
+        )
 
     await eventually_async(lambda: last.holding.queue.lanes.head_count == 1)
     await eventually_async(lambda: not between.homes.ahead())
-    assert Upkeep().homes(await orders.topology(), look) == [3] * HOMES
+    assert TopologyReconciler().homes(await orders.topology(), look) == [3] * ASSIGNMENT_SLOTS
 
 
 async def test_what_was_put_behind_what_comes_over_does_not_go_on_before_it(
@@ -284,16 +286,16 @@ async def test_what_was_put_behind_what_comes_over_does_not_go_on_before_it(
     giver, between, last = nodes[0].replicas[one], nodes[1].replicas[two], nodes[0].replicas[three]
 
     async with between.exchanging:
-        await orders.set_homes([-2] * HOMES)
+        await orders.set_homes([-2] * ASSIGNMENT_SLOTS)
         await eventually_async(lambda: not giver.homes.held())
-        await orders.set_homes([2] * HOMES)
+        await orders.set_homes([2] * ASSIGNMENT_SLOTS)
         await mq.put("orders", b"second", group="g")
-        await orders.set_homes([-3] * HOMES)
+        await orders.set_homes([-3] * ASSIGNMENT_SLOTS)
         assert await nodes[0].exchange.pull(last, two, 10, homed=True) == 0
         assert between.holding.queue.lanes.held_count == 1
 
     await eventually_async(lambda: last.holding.queue.lanes.held_count == 1)
-    await orders.set_homes([3] * HOMES)
+    await orders.set_homes([3] * ASSIGNMENT_SLOTS)
     assert [(await mq.get("orders")).payload for _ in range(2)] == [b"first", b"second"]
 
 
@@ -310,8 +312,8 @@ async def test_who_takes_what_may_be_anywhere_gets_no_groups(
     giver, taker = nodes[0].replicas[one], nodes[1].replicas[two]
 
     async with taker.exchanging:
-        await orders.set_homes([-2] * HOMES)
-        await eventually_async(lambda: giver.homes.held() == {home_index("h")})
+        await orders.set_homes([-2] * ASSIGNMENT_SLOTS)
+        await eventually_async(lambda: giver.homes.held() == {assignment_slot("h")})
         # Whoever hands over waits for the other group.
         await held.ack_confirmed()
         assert await nodes[1].exchange.pull(taker, one, 10) == 0

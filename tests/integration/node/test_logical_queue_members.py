@@ -10,6 +10,8 @@ from backing import Backing, Connect, StartNode, StoppedClock, crash
 from logical import Leader, Talker
 from waiting import eventually_async
 
+from tidegate.broker.node import Node
+from tidegate.broker.transactions import retry_while_moving
 from tidegate.client.client import Client
 from tidegate.core.errors import (
     ChangedMeanwhile,
@@ -19,15 +21,15 @@ from tidegate.core.errors import (
     Unavailable,
 )
 from tidegate.core.model import QueuePolicy
-from tidegate.core.replication import ReplicaState, Role
-from tidegate.core.scaling import Range, Scaling, ScalingPolicy, Steering
-from tidegate.node.meeting import insist
-from tidegate.node.server import Node
-from tidegate.wire.packets.browsing import GetMessages, GetMessagesResponse
-from tidegate.wire.packets.exchange import Pull, PullResponse
-from tidegate.wire.packets.membership import JoinAgain, Leave, MigrateClients, Migrated
-from tidegate.wire.packets.puts import GetFate, GetFateResponse, PutMessages
-from tidegate.wire.packets.queues import (
+from tidegate.core.topology import (
+    ControlMode,
+    MemberRole,
+    Range,
+    ReplicaState,
+    Scaling,
+    ScalingPolicy,
+)
+from tidegate.protocol.catalogue import (
     CreateQueue,
     CreateQueueResponse,
     DeleteQueue,
@@ -35,10 +37,27 @@ from tidegate.wire.packets.queues import (
     PurgeQueueResponse,
     SetPolicy,
 )
-from tidegate.wire.packets.reads import ReadMessage
-from tidegate.wire.packets.steering import SetScaling
-from tidegate.wire.packets.subscriptions import ConsumerEnded, Deliver, Subscribe
-from tidegate.wire.packets.topologies import TopologyChanged
+from tidegate.protocol.cluster import (
+    JoinAgain,
+    Leave,
+    MigrateClients,
+    Migrated,
+    Pull,
+    PullResponse,
+    SetScaling,
+    TopologyChanged,
+)
+from tidegate.protocol.messages import (
+    ConsumerEnded,
+    Deliver,
+    GetFate,
+    GetFateResponse,
+    GetMessages,
+    GetMessagesResponse,
+    PutMessages,
+    ReadMessage,
+    Subscribe,
+)
 
 Talk = Callable[..., Awaitable[Talker]]
 
@@ -73,23 +92,23 @@ async def test_consumers_are_elected_onto_the_replica_with_the_fewest(
 
     one, two = await talk(node), await talk(node)
     places = [
-        (await one.join(queue.queue_id, Role.CONSUMER, member=1)).replica_id,
-        (await two.join(queue.queue_id, Role.CONSUMER, member=1)).replica_id,
-        (await two.join(queue.queue_id, Role.CONSUMER, member=2)).replica_id,
-        (await one.join(queue.queue_id, Role.CONSUMER, member=2)).replica_id,
+        (await one.join(queue.queue_id, MemberRole.CONSUMER, member=1)).replica_id,
+        (await two.join(queue.queue_id, MemberRole.CONSUMER, member=1)).replica_id,
+        (await two.join(queue.queue_id, MemberRole.CONSUMER, member=2)).replica_id,
+        (await one.join(queue.queue_id, MemberRole.CONSUMER, member=2)).replica_id,
     ]
     assert sorted(places[:2]) == sorted(places[2:]) == [first.queue_id, second.queue_id]
     assert await members(node, queue.queue_id) == {1: (0, 2), 2: (0, 2)}
     # Producers put to all of them, unless the policy is about clients.
-    joined = await one.join(queue.queue_id, Role.PRODUCER)
+    joined = await one.join(queue.queue_id, MemberRole.PRODUCER)
     assert joined.replica_id == 0
     assert [place.share for place in joined.topology.replicas] == [0.5, 0.5]
 
     # Coming again changes nothing, leaving and the end of a connection do.
     assert (
-        await one.join(queue.queue_id, Role.CONSUMER, member=1, wanted=1)
+        await one.join(queue.queue_id, MemberRole.CONSUMER, member=1, wanted=1)
     ).replica_id == first.queue_id
-    await one.ask(Leave(queue.queue_id, Role.CONSUMER, 1))
+    await one.ask(Leave(queue.queue_id, MemberRole.CONSUMER, 1))
     two.close()
     alias = node.aliases.known(node.replicas[queue.queue_id])
     assert alias is not None
@@ -102,25 +121,25 @@ async def test_consumers_that_find_no_replica_are_told_when_one_comes(
     queue = await mq.create_queue("orders")
     leader = await Leader.of(node, queue.queue_id)
     talker = await talk(node)
-    joined = await talker.join(queue.queue_id, Role.CONSUMER, member=1)
+    joined = await talker.join(queue.queue_id, MemberRole.CONSUMER, member=1)
     assert (joined.replica_id, joined.topology.replicas) == (0, [])
 
     place = await leader.add(node)
 
     moved = await talker.heard(Migrated)
-    assert moved == Migrated(queue.queue_id, Role.CONSUMER, 1, place.queue_id)
+    assert moved == Migrated(queue.queue_id, MemberRole.CONSUMER, 1, place.queue_id)
     changed = await talker.heard(TopologyChanged, lambda push: bool(push.topology.replicas))
     assert changed.topology.version > joined.topology.version
 
     # A replica that starts or drains takes nobody; who wants that one and no other gets it.
     await leader.set_state(1, ReplicaState.DRAINING)
     await node.aliases.look()
-    assert (await talker.join(queue.queue_id, Role.CONSUMER, member=2)).replica_id == 0
-    wanting = await talker.join(queue.queue_id, Role.CONSUMER, member=3, wanted=1)
-    bound = await talker.join(queue.queue_id, Role.CONSUMER, member=4, wanted=1, bound=True)
+    assert (await talker.join(queue.queue_id, MemberRole.CONSUMER, member=2)).replica_id == 0
+    wanting = await talker.join(queue.queue_id, MemberRole.CONSUMER, member=3, wanted=1)
+    bound = await talker.join(queue.queue_id, MemberRole.CONSUMER, member=4, wanted=1, bound=True)
     assert (wanting.replica_id, bound.replica_id) == (0, place.queue_id)
     with pytest.raises(QueueNotExisting):
-        await talker.join(queue.queue_id, Role.CONSUMER, member=5, wanted=7, bound=True)
+        await talker.join(queue.queue_id, MemberRole.CONSUMER, member=5, wanted=7, bound=True)
 
 
 async def test_producers_are_elected_under_the_policy_of_clients(
@@ -131,7 +150,7 @@ async def test_producers_are_elected_under_the_policy_of_clients(
     places = [await leader.add(node), await leader.add(node)]
     await node.aliases.look()
     one, two = await talk(node), await talk(node)
-    elected = {(await t.join(queue.queue_id, Role.PRODUCER)).replica_id for t in (one, two)}
+    elected = {(await t.join(queue.queue_id, MemberRole.PRODUCER)).replica_id for t in (one, two)}
     assert elected == {place.queue_id for place in places}
     # Under another policy they put to all again.
     await leader.store.set_scaling(queue.queue_id, Scaling())
@@ -147,8 +166,8 @@ async def test_connected_clients_migrate_the_idlest_first(
     await node.aliases.look()
     busy, idle, worker = await talk(node), await talk(node), await talk(node)
     for talker in (busy, idle):
-        await talker.join(queue.queue_id, Role.CONSUMER, member=1)
-    await worker.join(queue.queue_id, Role.CONSUMER, member=1, wanted=1, bound=True)
+        await talker.join(queue.queue_id, MemberRole.CONSUMER, member=1)
+    await worker.join(queue.queue_id, MemberRole.CONSUMER, member=1, wanted=1, bound=True)
     await busy.ask(Subscribe(first.queue_id, 1, 10))
     await busy.ask(PutMessages(first.queue_id, 1, 1, [1], [5]), b"x")
     await busy.heard(Deliver)
@@ -156,7 +175,9 @@ async def test_connected_clients_migrate_the_idlest_first(
     second = await leader.add(node)
     await node.aliases.look()
 
-    order = MigrateClients(queue.queue_id, Role.CONSUMER, first.queue_id, second.queue_id, count=1)
+    order = MigrateClients(
+        queue.queue_id, MemberRole.CONSUMER, first.queue_id, second.queue_id, count=1
+    )
     await busy.ask(order)
 
     assert (await idle.heard(Migrated)).replica_id == second.queue_id
@@ -176,20 +197,22 @@ async def test_clients_migrate_to_a_replica_that_has_only_just_begun_to_serve(
     first = await leader.add(node)
     await node.aliases.look()
     talker = await talk(node)
-    await talker.join(queue.queue_id, Role.CONSUMER, member=1)
+    await talker.join(queue.queue_id, MemberRole.CONSUMER, member=1)
     alias = await node.aliases.alias(node.replicas[queue.queue_id])
     second = await leader.add(node)
     # As it was before the node's last look: the leader is that much ahead.
     alias.topology = msgspec.structs.replace(alias.topology, replicas=alias.topology.replicas[:1])
 
     await talker.ask(
-        MigrateClients(queue.queue_id, Role.CONSUMER, first.queue_id, second.queue_id, count=1)
+        MigrateClients(
+            queue.queue_id, MemberRole.CONSUMER, first.queue_id, second.queue_id, count=1
+        )
     )
 
     assert (await talker.heard(Migrated)).replica_id == second.queue_id
     with pytest.raises(InvalidValue, match="no replica that takes clients"):
         await talker.ask(
-            MigrateClients(queue.queue_id, Role.CONSUMER, second.queue_id, queue.queue_id)
+            MigrateClients(queue.queue_id, MemberRole.CONSUMER, second.queue_id, queue.queue_id)
         )
 
 
@@ -205,7 +228,7 @@ async def test_who_is_relayed_to_the_alias_hears_and_leaves_all_the_same(
     place = await leader.add(there)
     await here.aliases.look()
     talker = await talk(there)
-    assert (await talker.join(queue_id, Role.CONSUMER, member=1)).replica_id == place.queue_id
+    assert (await talker.join(queue_id, MemberRole.CONSUMER, member=1)).replica_id == place.queue_id
     second = await leader.add(there)
     changed = await talker.heard(TopologyChanged, lambda p: len(p.topology.replicas) == 2)
     assert changed.topology.replicas[1].queue_id == second.queue_id
@@ -279,7 +302,7 @@ async def test_impossible_scaling_is_refused_with_a_sentence(
         (Scaling(replicas=Range(0, 0)), "replicas max 0: must be between 1 and"),
         (Scaling(min_load=10, max_load=10), "min_load 10, max_load 10: must be"),
         (Scaling(worker="shop/jobs.py"), "such as shop.jobs:app"),
-        (Scaling(steering=Steering.MANUAL), "replicas_wanted"),
+        (Scaling(steering=ControlMode.MANUAL), "replicas_wanted"),
         (Scaling(polling_interval_s=0), "polling_interval 0: must be at least 0.1"),
         (Scaling(max_load=float("nan")), "max_load"),
         (Scaling(step_max=0), "step_max"),
@@ -399,8 +422,8 @@ async def test_whose_replica_is_to_go_is_told_at_once(mq: Client, node: Node, ta
     first = await leader.add(node)
     await node.aliases.look()
     talker, worker = await talk(node), await talk(node)
-    await talker.join(queue.queue_id, Role.CONSUMER, member=1)
-    await worker.join(queue.queue_id, Role.CONSUMER, member=1, wanted=1, bound=True)
+    await talker.join(queue.queue_id, MemberRole.CONSUMER, member=1)
+    await worker.join(queue.queue_id, MemberRole.CONSUMER, member=1, wanted=1, bound=True)
     # While there is no other, it is served where it is.
     await leader.set_state(1, ReplicaState.DRAINING)
     await node.aliases.look()
@@ -426,18 +449,22 @@ async def test_a_new_owner_of_the_alias_knows_its_members_at_once(
     await leader.add(third)
     near, far = await talk(first), await talk(third)
     for talker in (near, far):
-        await talker.join(queue_id, Role.CONSUMER, member=1)
+        await talker.join(queue_id, MemberRole.CONSUMER, member=1)
 
-    await insist(lambda: second.ownership.bring_here(queue_id))
+    await retry_while_moving(lambda: second.ownership.bring_here(queue_id))
     for talker in (near, far):
         assert await talker.heard(JoinAgain) == JoinAgain(queue_id)
-        await insist(lambda talker=talker: talker.join(queue_id, Role.CONSUMER, member=1))
+        await retry_while_moving(
+            lambda talker=talker: talker.join(queue_id, MemberRole.CONSUMER, member=1)
+        )
     assert await members(second, queue_id) == {1: (0, 2)}
 
     await crash(second)
     await backing.declare_dead(second.member_id)
     for talker in (near, far):
         assert await talker.heard(JoinAgain) == JoinAgain(queue_id)
-        await insist(lambda talker=talker: talker.join(queue_id, Role.CONSUMER, member=1))
+        await retry_while_moving(
+            lambda talker=talker: talker.join(queue_id, MemberRole.CONSUMER, member=1)
+        )
     owner = next(node for node in (first, third) if queue_id in node.replicas)
     assert await members(owner, queue_id) == {1: (0, 2)}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from backing import Connect
 from people import add_user, login
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.core.scaling import Range, Scaling
-from tidegate.core.users import Grant, Right
-from tidegate.node.server import Node
+from tidegate.core.model import Grant, Right
+from tidegate.core.topology import Range, Scaling
 
 
 async def test_a_client_knows_its_user_and_rights(node: Node, mq: Client, connect: Connect) -> None:

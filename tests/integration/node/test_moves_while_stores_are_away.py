@@ -11,11 +11,11 @@ from logical import Scene
 from made_database import UNSYNCED, copy_of_database, quick_folder
 from waiting import eventually_async
 
+from tidegate.broker import ownership
 from tidegate.core.errors import StaleEpoch
-from tidegate.core.replication import ReplicaPlace
-from tidegate.node import ownership
+from tidegate.core.topology import ReplicaInfo
 from tidegate.storage.embedded import EmbeddedPostgres
-from tidegate.storage.several import SeveralStores
+from tidegate.storage.sharded import ShardedStore
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ class StoppableBacking(Backing):
         self._catalogue = catalogue
         self._servers = servers
 
-    def store(self) -> SeveralStores:
-        return SeveralStores([self._catalogue.url, *(server.url for server in self._servers)])
+    def store(self) -> ShardedStore:
+        return ShardedStore([self._catalogue.url, *(server.url for server in self._servers)])
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def backing(embedded_url: str, servers: list[EmbeddedPostgres]) -> Iterator[Back
     catalogue.give_back()
 
 
-async def depart(scene: Scene, source: ReplicaPlace, target: ReplicaPlace, payload: bytes) -> None:
+async def depart(scene: Scene, source: ReplicaInfo, target: ReplicaInfo, payload: bytes) -> None:
     """As a mover leaves it that dies before it has copied anything."""
     giver, taker = scene.here.replicas[source.queue_id], scene.there.replicas[target.queue_id]
     [first_id] = [
@@ -61,7 +61,7 @@ async def depart(scene: Scene, source: ReplicaPlace, target: ReplicaPlace, paylo
         for segment in giver.holding.queue.segments()
         if bytes(segment.body(0, segment.count)) == payload
     ]
-    assert isinstance(scene.here.store, SeveralStores)
+    assert isinstance(scene.here.store, ShardedStore)
     await scene.here.store.ask(
         "select depart(%s, %s::int, %s, %s::int, %s::bigint[], %s::bigint[])",
         f"to {taker.info.name}",
@@ -76,7 +76,7 @@ async def depart(scene: Scene, source: ReplicaPlace, target: ReplicaPlace, paylo
 @pytest.fixture
 async def two_on_their_way(
     start_node: StartNode, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Scene, ReplicaPlace]:
+) -> tuple[Scene, ReplicaInfo]:
     """A replica, and messages of it on their way to others in two more stores."""
     monkeypatch.setattr(ownership, "_FINISH_MOVES_S", 0.02)
     scene = await Scene.of(start_node, stores=(0, 1))
@@ -88,14 +88,14 @@ async def two_on_their_way(
     return scene, first
 
 
-async def next_of(scene: Scene, place: ReplicaPlace) -> tuple[bytes, bool]:
+async def next_of(scene: Scene, place: ReplicaInfo) -> tuple[bytes, bool]:
     message = await eventually_async(lambda: scene.read(place))
     assert message is not None
     return message
 
 
 async def test_what_comes_back_is_served_while_another_store_stays_away(
-    servers: list[EmbeddedPostgres], two_on_their_way: tuple[Scene, ReplicaPlace]
+    servers: list[EmbeddedPostgres], two_on_their_way: tuple[Scene, ReplicaInfo]
 ) -> None:
     scene, first = two_on_their_way
     for server in servers:
@@ -121,7 +121,7 @@ async def test_what_comes_back_is_served_while_another_store_stays_away(
 
 
 async def test_who_claims_a_queue_serves_what_is_back_and_waits_for_the_rest(
-    servers: list[EmbeddedPostgres], two_on_their_way: tuple[Scene, ReplicaPlace]
+    servers: list[EmbeddedPostgres], two_on_their_way: tuple[Scene, ReplicaInfo]
 ) -> None:
     scene, first = two_on_their_way
     servers[1].stop()

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from backing import Connect, StartNode
 
-from tidegate.core.ports import Location
-from tidegate.node.replica import Replica
+from tidegate.broker.replica import Replica
+from tidegate.core.store import Location
 
 
 async def test_a_queue_that_has_come_is_not_believed_where_it_was(

@@ -9,11 +9,11 @@ from http_get import Got, get
 from made_database import UNSYNCED, copy_of_database, quick_folder
 from waiting import eventually_async
 
-from tidegate.node.http_door import HttpDoor
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
+from tidegate.broker.http import NodePages
+from tidegate.broker.node import Node
+from tidegate.core.runtime import NodeLimits
 from tidegate.storage.embedded import EmbeddedPostgres
-from tidegate.storage.postgres import PostgresStore
+from tidegate.storage.postgres.store import PostgresStore
 
 
 async def readiness(node: Node, status: int) -> Got:
@@ -29,9 +29,9 @@ async def readiness(node: Node, status: int) -> Got:
 async def test_a_node_without_its_store_is_not_ready_until_it_is_back() -> None:
     folder = quick_folder("ready")
     server = EmbeddedPostgres(copy_of_database(folder / "data"), settings=UNSYNCED)
-    node = Node(PostgresStore(server.start()), limits=Limits(lease_s=1.0))
+    node = Node(PostgresStore(server.start()), limits=NodeLimits(lease_s=1.0))
     await node.start()
-    door = HttpDoor(node)
+    door = NodePages(node)
     await door.start()
     try:
         await readiness(node, 200)

@@ -11,11 +11,11 @@ import pytest
 from backing import Connect, StartNode, TurnedClock
 from waiting import LIMIT_S, eventually_async
 
+from tidegate.broker.node import Node
+from tidegate.broker.recording import WATCHED_MAX
 from tidegate.client.client import Client
 from tidegate.core.model import QueuePolicy
-from tidegate.node.lifecycle_watch import WATCHED_MAX
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
+from tidegate.core.runtime import NodeLimits
 from tidegate.telemetry.lake import Lake
 from tidegate.telemetry.recorder import Recorder, RecorderOptions
 from tidegate.telemetry.schemas import KINDS
@@ -34,7 +34,7 @@ def clock() -> TurnedClock:
 @pytest.fixture
 async def node(start_node: StartNode, clock: TurnedClock, tmp_path: Path) -> Node:
     # Whoever turns the clock has not been silent.
-    limits = Limits(heartbeat_s=3600.0, lease_s=3600.0)
+    limits = NodeLimits(heartbeat_s=3600.0, lease_s=3600.0)
     return await recording_node(start_node, tmp_path, clock=clock, limits=limits)
 
 

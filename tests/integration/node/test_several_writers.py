@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from backing import PostgresBacking
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
-from tidegate.storage.postgres import PostgresStore
+from tidegate.core.runtime import NodeLimits
+from tidegate.storage.postgres.store import PostgresStore
 
 QUEUES = [f"orders.{number}" for number in range(6)]
 EACH = 50
@@ -36,7 +36,7 @@ async def test_what_was_put_through_several_writers_is_there_after_a_restart(
                     return found
         raise AssertionError("a subscription does not end by itself")
 
-    limits = Limits(writers=3, lease_s=30.0)
+    limits = NodeLimits(writers=3, lease_s=30.0)
     for work in (filled, taken):
         node = Node(PostgresStore(backing.url, writers=connections), name="node", limits=limits)
         await node.start()

@@ -8,18 +8,18 @@ from backing import PostgresBacking
 from logical_queue import LogicalQueue
 from waiting import eventually_async
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
+from tidegate.core.runtime import NodeLimits
 from tidegate.storage.embedded import EmbeddedPostgres
-from tidegate.storage.several import SeveralStores
+from tidegate.storage.sharded import ShardedStore
 
 
 async def test_puts_go_on_while_a_store_is_away_and_nothing_of_it_is_lost(
     embedded_url: str, other_server: EmbeddedPostgres
 ) -> None:
     urls = [PostgresBacking("first", embedded_url).url, other_server.url]
-    node = Node(SeveralStores(urls), name="node", limits=Limits(lease_s=1.0))
+    node = Node(ShardedStore(urls), name="node", limits=NodeLimits(lease_s=1.0))
     await node.start()
     mq = await Client(node.address, mode="admin").open()
     consumer = await Client(node.address).open()

@@ -9,9 +9,8 @@ import pytest
 from lake_of import NOON, frame_of
 from pyspark.sql import SparkSession
 
-from tidegate.pipeline.job import Inputs
-from tidegate.pipeline.jobs import capacity
-from tidegate.pipeline.schema import checked
+from tidegate.pipeline.jobs import JobInputs, queues
+from tidegate.pipeline.lake import checked
 from tidegate.telemetry.schemas import QUEUE_SAMPLES
 
 SINCE, UNTIL = datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC)
@@ -45,7 +44,7 @@ def test_only_windows_in_which_nobody_joined_or_left_count(spark: SparkSession) 
         *seconds_of(30, 10, 0, 3, 0, 100),
     ]
 
-    windows = frame_of(spark, QUEUE_SAMPLES, rows).transform(capacity.steady_windows).collect()
+    windows = frame_of(spark, QUEUE_SAMPLES, rows).transform(queues.steady_windows).collect()
 
     assert [(row["producers"], row["consumers"]) for row in windows] == [(1, 2)]
     assert windows[0]["seconds"] == 10.0
@@ -62,8 +61,8 @@ def test_a_mix_is_what_it_did_in_stable_windows(spark: SparkSession) -> None:
     found = {
         (row["producers"], row["consumers"]): row
         for row in frame_of(spark, QUEUE_SAMPLES, rows)
-        .transform(capacity.steady_windows)
-        .transform(capacity.by_mix)
+        .transform(queues.steady_windows)
+        .transform(queues.by_mix)
         .collect()
     }
 
@@ -94,8 +93,8 @@ def test_the_knee_and_the_best_mix_of_a_curve_are_found(spark: SparkSession) -> 
     # Too many producers for one consumer: it floods.
     rows += seconds_of(60, 10, 8, 1, 2_000, 500)
 
-    outcome = capacity.run(
-        Inputs({"queue_samples": frame_of(spark, QUEUE_SAMPLES, rows)}, [], SINCE, UNTIL)
+    outcome = queues.run_capacity(
+        JobInputs({"queue_samples": frame_of(spark, QUEUE_SAMPLES, rows)}, [], SINCE, UNTIL)
     )
 
     (model,) = outcome.models
@@ -105,7 +104,7 @@ def test_the_knee_and_the_best_mix_of_a_curve_are_found(spark: SparkSession) -> 
     assert model.parameters["throughput_per_s"] == pytest.approx(900.0, rel=0.02)
     assert (model.parameters["best_producers"], model.parameters["best_consumers"]) == (3, 6)
     assert model.rows == 70
-    table = checked(outcome.tables["capacity"], capacity.SCHEMA, "capacity").collect()
+    table = checked(outcome.tables["capacity"], queues.CAPACITY_SCHEMA, "capacity").collect()
     points = {(row["producers"], row["consumers"]): row for row in table}
     assert [mix for mix, row in points.items() if row["best"]] == [(3, 6)]
     assert not points[8, 1]["stable"]
@@ -116,8 +115,8 @@ def test_the_knee_and_the_best_mix_of_a_curve_are_found(spark: SparkSession) -> 
 def test_three_numbers_of_clients_are_too_few(spark: SparkSession) -> None:
     rows = [row for n in (1, 2, 3) for row in seconds_of(10 * n, 10, n, n, 100 * n, 100 * n)]
 
-    (model,) = capacity.run(
-        Inputs({"queue_samples": frame_of(spark, QUEUE_SAMPLES, rows)}, [], SINCE, UNTIL)
+    (model,) = queues.run_capacity(
+        JobInputs({"queue_samples": frame_of(spark, QUEUE_SAMPLES, rows)}, [], SINCE, UNTIL)
     ).models
 
     assert not model.accepted

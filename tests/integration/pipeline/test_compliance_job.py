@@ -11,18 +11,20 @@ import pytest
 from lake_of import NOON, frame_of
 from pyspark.sql import DataFrame, SparkSession
 
-from tidegate.agreement.document import Agreement, parse_agreement
-from tidegate.agreement.evaluation import Verdict
-from tidegate.agreement.http_sample import sample_of
-from tidegate.agreement.windows import Sample, judged, windows_of
-from tidegate.agreement.writing import written
-from tidegate.core.hosting import DoorSample, Instance, InstanceSample, InstanceState
-from tidegate.pipeline.buckets import first_bucket_from
-from tidegate.pipeline.job import Inputs
-from tidegate.pipeline.jobs.compliance import JOB
-from tidegate.pipeline.schema import checked
-from tidegate.telemetry.histogram import Histogram, bucket_of, upper_bound_s
-from tidegate.telemetry.http_sampler import rows_of
+from tidegate.agreements.document import Agreement, format_agreement, parse_agreement
+from tidegate.agreements.evaluation import (
+    AgreementSample,
+    Verdict,
+    agreement_sample,
+    judge_window,
+    windows_of,
+)
+from tidegate.core.services import DoorSample, Instance, InstanceSample, InstanceState
+from tidegate.pipeline.jobs import JobInputs, first_bucket_from
+from tidegate.pipeline.jobs.agreements import COMPLIANCE_JOB
+from tidegate.pipeline.lake import checked
+from tidegate.telemetry.meters import Histogram, bucket_of, upper_bound_s
+from tidegate.telemetry.recorder import door_rows
 from tidegate.telemetry.schemas import HTTP_SAMPLES, LIFECYCLES, QUEUE_SAMPLES
 
 ORDERS = """
@@ -99,9 +101,10 @@ def tables(
         "http_samples": frame_of(spark, HTTP_SAMPLES, doors or []),
     }
     until = NOON + timedelta(hours=1)
-    outcome = JOB.run(Inputs(frames, agreements, NOON, until))
+    outcome = COMPLIANCE_JOB.run(JobInputs(frames, agreements, NOON, until))
     return {
-        name: checked(outcome.tables[name], schema, name) for name, schema in JOB.writes.items()
+        name: checked(outcome.tables[name], schema, name)
+        for name, schema in COMPLIANCE_JOB.writes.items()
     }
 
 
@@ -233,7 +236,7 @@ def test_the_job_and_a_live_loop_come_to_the_same_verdicts(spark: SparkSession) 
     )
     chance = random.Random(7)
     rows: list[dict[str, object]] = []
-    samples: list[Sample] = []
+    samples: list[AgreementSample] = []
     for at_s in range(600):
         figures = {name: chance.randrange(12) for name in ("acked", "put", "waiting")}
         refused, age_s = chance.randrange(2), chance.uniform(0.0, 33.0) if at_s % 10 else None
@@ -255,7 +258,7 @@ def test_the_job_and_a_live_loop_come_to_the_same_verdicts(spark: SparkSession) 
             }
         )
         samples.append(
-            Sample(
+            AgreementSample(
                 at.timestamp(),
                 accepted=figures["put"],
                 served=figures["acked"],
@@ -268,7 +271,7 @@ def test_the_job_and_a_live_loop_come_to_the_same_verdicts(spark: SparkSession) 
 
     # The same, and kept up to a load that every other window is above.
     bounded = parse_agreement(
-        f"load_max = 6\n{written(replace(agreement, name='bounded'))}", "test"
+        f"load_max = 6\n{format_agreement(replace(agreement, name='bounded'))}", "test"
     )
     both = [agreement, bounded]
 
@@ -281,7 +284,7 @@ def test_the_job_and_a_live_loop_come_to_the_same_verdicts(spark: SparkSession) 
         (said.name, begins_s, one.metric.name): one
         for said in both
         for begins_s, found in windows_of(said, samples)
-        for one in judged(said, begins_s, found).findings
+        for one in judge_window(said, begins_s, found).findings
     }
     excused = [one for one in live.values() if one.kept_up_to_per_s is not None]
     assert {one.metric.stem for one in excused} == {"wait", "oldest_age", "availability"}
@@ -346,7 +349,7 @@ def test_the_job_and_a_live_loop_say_the_same_of_an_http_service(
     agreement = parse_agreement(SHOP, "test")
     chance = random.Random(11)
     rows: list[dict[str, object]] = []
-    samples: list[Sample] = []
+    samples: list[AgreementSample] = []
     for second in range(300):
         for door in ("d1", "d2"):
             between = _some_second(chance, NOON.timestamp() + second, door, second // 10 % 5)
@@ -367,9 +370,9 @@ def test_the_job_and_a_live_loop_say_the_same_of_an_http_service(
                 )
                 for number, left in memory.items()
             ]
-            recorded = rows_of(between, 1.0, "door", stored, 30)
+            recorded = door_rows(between, 1.0, "door", stored, 30)
             rows += [_as_row(one) for one in recorded]
-            samples.append(sample_of(between, 1.0, memory.values()))
+            samples.append(agreement_sample(between, 1.0, memory.values()))
 
     # When both judge it, among agreements about others
     others = [parse_agreement(text, "test") for text in (ORDERS, SHOP.replace('"shop"', '"mall"'))]
@@ -383,7 +386,7 @@ def test_the_job_and_a_live_loop_say_the_same_of_an_http_service(
     live = {
         (begins_s, one.metric.name): one
         for begins_s, of_window in windows_of(agreement, samples)
-        for one in judged(agreement, begins_s, of_window).findings
+        for one in judge_window(agreement, begins_s, of_window).findings
     }
     assert {key: verdict for key, (verdict, _) in learned.items()} == {
         key: one.verdict.value for key, one in live.items()

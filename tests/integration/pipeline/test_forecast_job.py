@@ -12,9 +12,8 @@ import pytest
 from lake_of import NOON, frame_of
 from pyspark.sql import SparkSession
 
-from tidegate.pipeline.job import Inputs, Outcome
-from tidegate.pipeline.jobs import forecast
-from tidegate.pipeline.schema import checked
+from tidegate.pipeline.jobs import JobInputs, JobResult, forecast
+from tidegate.pipeline.lake import checked
 from tidegate.telemetry.schemas import QUEUE_SAMPLES
 
 SINCE, UNTIL = datetime(2026, 1, 1, tzinfo=UTC), NOON + timedelta(minutes=1)
@@ -35,9 +34,9 @@ def each_minute(
     ]
 
 
-def learned(spark: SparkSession, rows: list[dict[str, Any]]) -> Outcome:
+def learned(spark: SparkSession, rows: list[dict[str, Any]]) -> JobResult:
     frame = frame_of(spark, QUEUE_SAMPLES, rows)
-    return forecast.run(Inputs({"queue_samples": frame}, [], SINCE, UNTIL))
+    return forecast.run(JobInputs({"queue_samples": frame}, [], SINCE, UNTIL))
 
 
 def test_minutes_add_up_replicas_and_average_seconds(spark: SparkSession) -> None:

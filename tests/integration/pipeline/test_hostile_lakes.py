@@ -12,18 +12,23 @@ import pytest
 from lake_of import NOON, LakeOf
 from pyspark.sql import SparkSession
 
-from tidegate.pipeline.jobs import JOBS
-from tidegate.pipeline.learning import Assignment, learn_with, store_here
-from tidegate.pipeline.progress import SilentSteps
-from tidegate.pipeline.survey import NOT_PARTITIONED, UNREADABLE, Place
-from tidegate.pipeline.vetting import CLOCK_JUMP, FUTURE, NO_TIME
-from tidegate.telemetry.knowledge import Knowledge, Run
+from tidegate.pipeline.lake import (
+    CLOCK_JUMP,
+    FUTURE,
+    NO_TIME,
+    NOT_PARTITIONED,
+    UNREADABLE,
+    LakeFolder,
+)
+from tidegate.pipeline.learn import JOBS, LearnTask, learn_with, write_table
+from tidegate.pipeline.session import SilentProgress
+from tidegate.telemetry.models import LearningRun, ModelRegistry
 from tidegate.telemetry.schemas import QUEUE_SAMPLES, REPLACES_KEY
 
 ODD_NAME = "a\"b'c%d\\e\nf ü<script>$x$"
 SECONDS = 90
 
-Learn = Callable[..., Run]
+Learn = Callable[..., LearningRun]
 
 
 @pytest.fixture
@@ -51,15 +56,17 @@ def lake(lake_of: LakeOf) -> LakeOf:
 
 @pytest.fixture
 def learn(spark: SparkSession, tmp_path: Path) -> Learn:
-    def learned(lake: Path, *jobs: str, knowledge: Path | None = None) -> Run:
-        assignment = Assignment(
-            Place.of(str(lake)),
+    def learned(lake: Path, *jobs: str, knowledge: Path | None = None) -> LearningRun:
+        assignment = LearnTask(
+            LakeFolder.of(str(lake)),
             [job for job in JOBS if job.name in jobs],
             [],
             since=NOON - timedelta(days=7),
             until=NOON + timedelta(hours=1),
         )
-        run = learn_with(spark, assignment, Knowledge(knowledge or tmp_path / "k"), SilentSteps())
+        run = learn_with(
+            spark, assignment, ModelRegistry(knowledge or tmp_path / "k"), SilentProgress()
+        )
         assert [job.failure for job in run.jobs] == [None] * len(jobs)
         return run
 
@@ -68,7 +75,7 @@ def learn(spark: SparkSession, tmp_path: Path) -> Learn:
 
 def test_folders_may_be_called_anything(lake: LakeOf, learn: Learn, tmp_path: Path) -> None:
     odd_lake = lake.folder.rename(tmp_path / "lake ü%20[x]")
-    knowledge = Knowledge(tmp_path / "what we know ü 1%")
+    knowledge = ModelRegistry(tmp_path / "what we know ü 1%")
 
     learn(odd_lake, "stability", knowledge=knowledge.folder)
 
@@ -83,10 +90,10 @@ def test_a_table_of_a_cluster_is_stored_here_as_one_of_this_machine(
     spark: SparkSession, lake: LakeOf, learn: Learn, tmp_path: Path
 ) -> None:
     learn(lake.folder, "stability")
-    folder = Knowledge(tmp_path / "k").table_folder("stability")
+    folder = ModelRegistry(tmp_path / "k").table_folder("stability")
     assert folder is not None
 
-    store_here(spark.read.parquet(str(folder)), tmp_path / "here")
+    write_table(spark.read.parquet(str(folder)), tmp_path / "here")
 
     order = [("queue", "ascending"), ("window", "ascending")]
     here, spark_s = (

@@ -10,11 +10,10 @@ import pytest
 from lake_of import NOON, frame_of
 from pyspark.sql import SparkSession
 
-from tidegate.agreement.document import parse_agreement
-from tidegate.pipeline.job import Inputs, Job, Outcome
-from tidegate.pipeline.jobs import http_capacity, learned_warnings, services
-from tidegate.pipeline.schema import checked
-from tidegate.telemetry.histogram import bucket_of, upper_bound_s
+from tidegate.agreements.document import parse_agreement
+from tidegate.pipeline.jobs import Job, JobInputs, JobResult, agreements, services
+from tidegate.pipeline.lake import checked
+from tidegate.telemetry.meters import bucket_of, upper_bound_s
 from tidegate.telemetry.schemas import EVENTS, HTTP_REQUESTS, HTTP_SAMPLES, QUEUE_SAMPLES
 
 SHOP = """
@@ -67,7 +66,7 @@ def events() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def inputs(spark: SparkSession) -> Inputs:
+def inputs(spark: SparkSession) -> JobInputs:
     samples = [row for second in range(SECONDS) for row in some_second(second)]
     request = {"service": "shop", "instance": 1, "weight": 3.0, "wait_door_us": 10.0}
     requests = [
@@ -83,20 +82,20 @@ def inputs(spark: SparkSession) -> Inputs:
         "events": frame_of(spark, EVENTS, events()),
     }
     until = NOON + timedelta(seconds=SECONDS)
-    return Inputs(frames, [parse_agreement(SHOP, "test")], NOON, until)
+    return JobInputs(frames, [parse_agreement(SHOP, "test")], NOON, until)
 
 
-def rows_of(job: Job, outcome: Outcome, table: str) -> list[dict[str, Any]]:
+def rows_of(job: Job, outcome: JobResult, table: str) -> list[dict[str, Any]]:
     frame = checked(outcome.tables[table], job.writes[table], table)
     found: list[dict[str, Any]] = frame.toArrow().to_pylist()
     return found
 
 
-def test_what_a_service_did_over_time(inputs: Inputs) -> None:
-    outcome = services.JOB.run(inputs)
+def test_what_a_service_did_over_time(inputs: JobInputs) -> None:
+    outcome = services.SERVICES_JOB.run(inputs)
 
     windows = sorted(
-        rows_of(services.JOB, outcome, "http_windows"), key=lambda row: str(row["window"])
+        rows_of(services.SERVICES_JOB, outcome, "http_windows"), key=lambda row: str(row["window"])
     )
     assert len(windows) == SECONDS / inputs.window_s == 60
     calm, slow, eased = windows[0], windows[20], windows[-1]
@@ -109,18 +108,21 @@ def test_what_a_service_did_over_time(inputs: Inputs) -> None:
     # Whom both doors see is one instance.
     assert (calm["serving"], calm["spare"]) == (1.0, 1.0)
     assert (eased["serving"], eased["spare"], eased["free_memory_bytes"]) == (2.0, 1.0, 1e9)
-    [phases] = rows_of(services.JOB, outcome, "http_phases")
+    [phases] = rows_of(services.SERVICES_JOB, outcome, "http_phases")
     assert (phases["sampled"], phases["requests"]) == (2, 4.0)
     assert (phases["wait_door_us"], phases["server_us"], phases["total_us"]) == (10.0, 25.0, 35.0)
-    [violation] = rows_of(services.JOB, outcome, "violations")
+    [violation] = rows_of(services.SERVICES_JOB, outcome, "violations")
     assert (violation["agreement"], violation["turn"]) == ("shop agreement", "breached")
     assert (violation["metric"], violation["worst"]) == ("response_p99", 6.5)
 
 
-def test_what_an_instance_can_do_is_what_it_did_when_it_was_full(inputs: Inputs) -> None:
-    outcome = http_capacity.JOB.run(inputs)
+def test_what_an_instance_can_do_is_what_it_did_when_it_was_full(inputs: JobInputs) -> None:
+    outcome = services.HTTP_CAPACITY_JOB.run(inputs)
 
-    rows = {row["instance"]: row for row in rows_of(http_capacity.JOB, outcome, "http_capacity")}
+    rows = {
+        row["instance"]: row
+        for row in rows_of(services.HTTP_CAPACITY_JOB, outcome, "http_capacity")
+    }
     assert (rows[1]["saturated_windows"], rows[2]["saturated_windows"]) == (8, 0)
     [model] = outcome.models
     assert (model.subject, model.accepted) == ("shop", True)
@@ -129,8 +131,8 @@ def test_what_an_instance_can_do_is_what_it_did_when_it_was_full(inputs: Inputs)
     assert "one instance" in model.reason
 
 
-def test_a_learned_warning_lies_as_far_before_the_breach_as_help_takes(inputs: Inputs) -> None:
-    outcome = learned_warnings.JOB.run(inputs)
+def test_a_learned_warning_lies_as_far_before_the_breach_as_help_takes(inputs: JobInputs) -> None:
+    outcome = agreements.WARNINGS_JOB.run(inputs)
 
     [model] = outcome.models
     assert (model.subject, model.accepted) == ("shop agreement", True)
@@ -140,7 +142,7 @@ def test_a_learned_warning_lies_as_far_before_the_breach_as_help_takes(inputs: I
     ends_s = [upper_bound_s(bucket_of(response_s)) for response_s in (1.0, 2.0, 3.0, 4.0, 5.0)]
     assert slope == pytest.approx(max(b - a for a, b in pairwise(ends_s)) / 10.0)
     assert model.parameters["warning_response_p99"] == pytest.approx(6 - 1.25 * 5 * slope)
-    rows = rows_of(learned_warnings.JOB, outcome, "learned_warnings")
+    rows = rows_of(agreements.WARNINGS_JOB, outcome, "learned_warnings")
     learned = {row["metric"]: row for row in rows}
     assert learned["response_p99"]["learned"] == model.parameters["warning_response_p99"]
     assert learned["free_memory"]["slope_per_s"] == 0.0

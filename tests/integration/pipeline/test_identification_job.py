@@ -12,17 +12,16 @@ import pytest
 from lake_of import NOON, frame_of
 from pyspark.sql import DataFrame, SparkSession
 
-from tidegate.lab.bench.synthetic_lake import SyntheticLake, SyntheticOptions
-from tidegate.pipeline.job import Inputs
-from tidegate.pipeline.jobs import identification
-from tidegate.pipeline.schema import checked
+from tidegate.pipeline.jobs import JobInputs, identification
+from tidegate.pipeline.lake import checked
 from tidegate.telemetry.schemas import CONSUMER_SAMPLES
+from tidegate_lab.bench.synthetic_lake import SyntheticLake, SyntheticOptions
 
 SINCE, UNTIL = datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC)
 
 
-def inputs(samples: DataFrame) -> Inputs:
-    return Inputs({"consumer_samples": samples}, [], SINCE, UNTIL)
+def inputs(samples: DataFrame) -> JobInputs:
+    return JobInputs({"consumer_samples": samples}, [], SINCE, UNTIL)
 
 
 def samples_of(spark: SparkSession, *rows: tuple[float, int, float]) -> DataFrame:

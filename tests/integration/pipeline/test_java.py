@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.pipeline import java
-from tidegate.pipeline.java import JavaMissing, find_java, launchable_home
+from tidegate.pipeline import session
+from tidegate.pipeline.session import JavaMissing, find_java, launchable_home
 
 
 def java_home(folder: Path, release: str | None, script: str = "exit 1") -> Path:
@@ -81,11 +81,11 @@ esac"""
 
 def test_the_launcher_drops_the_one_option_and_nothing_else(tmp_path: Path) -> None:
     home = java_home(tmp_path / "it's", "", 'for one; do echo "<$one>"; done')
-    plain = java.Java(home, 25, "test", has_vector_module=False)
+    plain = session.Java(home, 25, "test", has_vector_module=False)
 
     launcher = launchable_home(plain, tmp_path / "made") / "bin" / "java"
 
     said = os.popen(f"{launcher} -a --add-modules=jdk.incubator.vector 'b  c' '' -d").read()
     assert said.split("\n")[:-1] == ["<-a>", "<b  c>", "<>", "<-d>"]
-    able = java.Java(home, 17, "test", has_vector_module=True)
+    able = session.Java(home, 17, "test", has_vector_module=True)
     assert launchable_home(able, tmp_path) == home

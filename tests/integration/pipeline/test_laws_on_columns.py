@@ -9,23 +9,36 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from tidegate.agreement.evaluation import (
+from tidegate.agreements import Metric, Unit, Worse
+from tidegate.agreements.evaluation import (
+    bad_requests,
     budget_left,
     burn_rate,
+    good_requests,
     is_breached,
     is_late,
     is_warned,
-    verdict,
+    metric_verdict,
+    worsening_per_s,
 )
-from tidegate.agreement.http_sample import kept, missed
-from tidegate.agreement.learned_warnings import worsening_per_s
-from tidegate.agreement.metrics import Metric, Unit, Worse
-from tidegate.laws.least_squares import FIELDS, Sums, model, r_squared, solve, squared_error
-from tidegate.laws.load import client_load
-from tidegate.laws.saturated_capacity import is_saturated
-from tidegate.laws.scalability import scaled
-from tidegate.laws.stability import Stability, is_draining, is_flooded, stability
-from tidegate.telemetry.histogram import BUCKETS, ends_at_s, upper_bound_s
+from tidegate.laws.http.sizing import is_saturated
+from tidegate.laws.prefetch.fit import (
+    FIELDS,
+    RegressionSums,
+    fit_model,
+    linear_model,
+    r_squared,
+    squared_error,
+)
+from tidegate.laws.scaling import (
+    Stability,
+    client_load,
+    is_draining,
+    is_flooded,
+    stability,
+    throughput_at,
+)
+from tidegate.telemetry.meters import BUCKETS, ends_at_s, upper_bound_s
 
 THROUGHPUT = Metric("throughput", Worse.SMALLER, Unit.PER_SECOND, breach=100.0, warning=120.0)
 WAIT = Metric("wait_p99", Worse.LARGER, Unit.SECONDS, breach=6.0, warning=4.8)
@@ -66,9 +79,9 @@ def test_agreements(samples: DataFrame) -> None:
         left=budget_left(y, F.lit(1000), 0.99),
         burn=burn_rate(y, u, 0.99),
     ):
-        said = verdict(THROUGHPUT, row.y, row.u).value
+        said = metric_verdict(THROUGHPUT, row.y, row.u).value
         assert said == ("breached" if row.breached else "warned" if row.warned else "met")
-        assert row.late == (verdict(WAIT, row.y / 20.0).value == "breached")
+        assert row.late == (metric_verdict(WAIT, row.y / 20.0).value == "breached")
         assert row.too_few == is_late(row.y, row.u, 0.99)
         assert row.left == pytest.approx(budget_left(row.y, 1000, 0.99))
         assert row.burn == pytest.approx(burn_rate(row.y, row.u, 0.99))
@@ -79,14 +92,14 @@ def test_http_services(samples: DataFrame) -> None:
 
     for row in rows_of(
         samples,
-        kept=kept(y, u),
-        missed=missed(y, u),
+        kept=good_requests(y, u),
+        missed=bad_requests(y, u),
         rises=worsening_per_s(Worse.LARGER, y, u, F.lit(5.0)),
         falls=worsening_per_s(Worse.SMALLER, y, u, F.lit(5.0)),
         full=is_saturated(y, u),
         ends=ends_at_s(y),
     ):
-        assert (row.kept, row.missed) == (kept(row.y, row.u), missed(row.y, row.u))
+        assert (row.kept, row.missed) == (good_requests(row.y, row.u), bad_requests(row.y, row.u))
         assert row.rises == pytest.approx(worsening_per_s(Worse.LARGER, row.y, row.u, 5.0))
         assert row.falls == -row.rises
         assert row.full == is_saturated(row.y, row.u)
@@ -104,25 +117,25 @@ def test_what_is_null_is_neither_met_nor_breached(spark: SparkSession) -> None:
 
 def test_identification_with_its_quality(samples: DataFrame) -> None:
     y, u = F.col("y"), F.col("u")
-    each = Sums.of(y, u, y * 0.5 + u * 7.0 + F.sin(y * 9.0))
+    each = RegressionSums.of(y, u, y * 0.5 + u * 7.0 + F.sin(y * 9.0))
 
     added = samples.agg(*(F.sum(getattr(each, name)).alias(name) for name in FIELDS))
-    columns = Sums(*(F.col(name) for name in FIELDS))
-    fitted = model(columns)
+    columns = RegressionSums(*(F.col(name) for name in FIELDS))
+    fitted = linear_model(columns)
     row = added.select(
         *FIELDS,
         fitted.a.alias("a"),
         fitted.b.alias("b"),
         r_squared(fitted, columns).alias("r2"),
         squared_error(fitted, columns).alias("squares"),
-        scaled(F.col("n"), 1.0, 0.1, 0.01).alias("scaled"),
+        throughput_at(F.col("n"), 1.0, 0.1, 0.01).alias("scaled"),
     ).first()
 
     assert row is not None
-    sums = Sums(*(row[name] for name in FIELDS))
+    sums = RegressionSums(*(row[name] for name in FIELDS))
     assert row.n == 200
-    assert row.a == pytest.approx(solve(sums).a)
-    assert row.b == pytest.approx(solve(sums).b)
-    assert row.r2 == pytest.approx(r_squared(solve(sums), sums))
-    assert row.squares == pytest.approx(squared_error(solve(sums), sums), rel=1e-6)
-    assert row.scaled == pytest.approx(scaled(200.0, 1.0, 0.1, 0.01))
+    assert row.a == pytest.approx(fit_model(sums).a)
+    assert row.b == pytest.approx(fit_model(sums).b)
+    assert row.r2 == pytest.approx(r_squared(fit_model(sums), sums))
+    assert row.squares == pytest.approx(squared_error(fit_model(sums), sums), rel=1e-6)
+    assert row.scaled == pytest.approx(throughput_at(200.0, 1.0, 0.1, 0.01))

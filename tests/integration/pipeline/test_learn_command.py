@@ -16,8 +16,8 @@ from refused_command import RefusedCommand
 from typer.testing import CliRunner, Result
 
 from tidegate.cli.app import app
-from tidegate.console.models_learned import models_learned
-from tidegate.telemetry.knowledge import Knowledge
+from tidegate.console.reports import learned_models
+from tidegate.telemetry.models import ModelRegistry
 from tidegate.telemetry.schemas import QUEUE_SAMPLES, REQUESTS
 
 Learn = Callable[..., Result]
@@ -84,14 +84,14 @@ def test_learning_leaves_tables_and_says_what_it_did(
     )
     assert run["reading"]["queue_samples"]["rows"] == 600
     assert run["reading"]["queue_samples"]["files_left_out"] == {"cut or not Parquet": 1}
-    knowledge = Knowledge(tmp_path / "known")
+    knowledge = ModelRegistry(tmp_path / "known")
     levels = knowledge.table_folder("service_levels")
     assert levels is not None
     (level,) = pq.read_table(levels).to_pylist()
     assert level["met"] in (10, 11)
     assert (level["breached"], level["no_data"], level["budget_left"]) == (0, 0, 1.0)
     # And the console shows what is in it, and why it is used or not.
-    shown = models_learned(tmp_path / "known")
+    shown = learned_models(tmp_path / "known")
     assert "orders" in {one.subject for one in shown}
     assert all(one.reason for one in shown if not one.accepted)
     assert all(one.learned_at > 0.0 for one in shown)

@@ -15,16 +15,20 @@ from lake_of import NOON, LakeOf
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
-from tidegate.pipeline import survey as surveying
-from tidegate.pipeline import vetting
-from tidegate.pipeline.job import Inputs, Job, Outcome
-from tidegate.pipeline.jobs import stability
-from tidegate.pipeline.lake import LakeEmpty, read_lake
-from tidegate.pipeline.learning import Assignment, learn_with
-from tidegate.pipeline.progress import SilentSteps
-from tidegate.pipeline.small_vetting import tally_small
-from tidegate.pipeline.survey import LakeMissing, Place, survey
-from tidegate.telemetry.knowledge import Knowledge, Model, Reading, Run
+from tidegate.pipeline import lake as surveying
+from tidegate.pipeline import lake as vetting
+from tidegate.pipeline.jobs import Job, JobInputs, JobResult, queues
+from tidegate.pipeline.lake import (
+    LakeEmpty,
+    LakeFolder,
+    LakeMissing,
+    count_rejected_small,
+    read_lake,
+    survey,
+)
+from tidegate.pipeline.learn import LearnTask, learn_with
+from tidegate.pipeline.session import SilentProgress
+from tidegate.telemetry.models import LearningRun, ModelRegistry, ReadCounts, StoredModel
 from tidegate.telemetry.schemas import (
     EVENTS,
     QUEUE_SAMPLES,
@@ -43,19 +47,19 @@ def second(offset_s: float, **figures: Any) -> dict[str, Any]:
 
 
 def learned(
-    spark: SparkSession, lake: LakeOf, knowledge: Knowledge, *jobs: Job, since: datetime = SINCE
-) -> Run:
-    assignment = Assignment(Place.of(str(lake.folder)), jobs, [], since, UNTIL)
-    return learn_with(spark, assignment, knowledge, SilentSteps())
+    spark: SparkSession, lake: LakeOf, knowledge: ModelRegistry, *jobs: Job, since: datetime = SINCE
+) -> LearningRun:
+    assignment = LearnTask(LakeFolder.of(str(lake.folder)), jobs, [], since, UNTIL)
+    return learn_with(spark, assignment, knowledge, SilentProgress())
 
 
 @pytest.fixture
-def knowledge(tmp_path: Path) -> Knowledge:
-    return Knowledge(tmp_path / "knowledge")
+def knowledge(tmp_path: Path) -> ModelRegistry:
+    return ModelRegistry(tmp_path / "knowledge")
 
 
 def test_files_that_cannot_be_used_are_counted_and_the_others_read(
-    spark: SparkSession, lake_of: LakeOf, knowledge: Knowledge
+    spark: SparkSession, lake_of: LakeOf, knowledge: ModelRegistry
 ) -> None:
     lake_of.write(QUEUE_SAMPLES, [second(s, put=10) for s in range(10)], file_id="good")
     cut = lake_of.write(QUEUE_SAMPLES, [second(20)])
@@ -84,7 +88,7 @@ def test_files_that_cannot_be_used_are_counted_and_the_others_read(
     more = QUEUE_SAMPLES.columns.append(pa.field("mood", pa.string()))
     lake_of.write(QUEUE_SAMPLES, [second(27)], schema=more)
 
-    run = learned(spark, lake_of, knowledge, stability.JOB)
+    run = learned(spark, lake_of, knowledge, queues.STABILITY_JOB)
 
     reading = run.reading["queue_samples"]
     assert reading.files_left_out == {
@@ -123,15 +127,15 @@ def test_rows_that_cannot_be_true_are_counted_by_reason(
     )
     # Of events the value may be missing and negative.
     lake_of.write(EVENTS, [{"at": NOON, "value": -3.0}, {"at": NOON, "value": math.nan}])
-    place = Place.of(str(lake_of.folder))
+    place = LakeFolder.of(str(lake_of.folder))
     kinds = (QUEUE_SAMPLES, EVENTS)
     surveys = survey(place, kinds, SINCE, UNTIL)
 
     if by_spark:
         raw = {kind: _opened(spark, place, surveys[kind.name]) for kind in kinds}
-        tallies = vetting.tally(raw, SINCE, UNTIL, now=UNTIL)
+        tallies = vetting.count_rejected(raw, SINCE, UNTIL, now=UNTIL)
     else:
-        tallies = tally_small(place, surveys.values(), SINCE, UNTIL, now=UNTIL)
+        tallies = count_rejected_small(place, surveys.values(), SINCE, UNTIL, now=UNTIL)
 
     counts = {
         kind: {reason: tally.rows for reason, tally in reasons.items()}
@@ -153,7 +157,7 @@ def test_rows_that_cannot_be_true_are_counted_by_reason(
 
 def test_what_was_left_out_is_not_in_the_frames(spark: SparkSession, lake_of: LakeOf) -> None:
     lake_of.write(QUEUE_SAMPLES, [second(0, put=7), second(1, put=-7), second(-90_000, put=3)])
-    place = Place.of(str(lake_of.folder))
+    place = LakeFolder.of(str(lake_of.folder))
     surveys = survey(place, (QUEUE_SAMPLES, REQUESTS), SINCE, UNTIL)
 
     lake = read_lake(spark, place, surveys, SINCE, UNTIL, now=UNTIL)
@@ -162,45 +166,45 @@ def test_what_was_left_out_is_not_in_the_frames(spark: SparkSession, lake_of: La
     # Of what there is nothing, there is a frame without rows.
     assert lake.frames["requests"].collect() == []
     assert lake.frames["requests"].columns == REQUESTS.columns.names
-    assert lake.reading["requests"] == Reading()
+    assert lake.reading["requests"] == ReadCounts()
 
 
-def test_one_row_is_enough(spark: SparkSession, lake_of: LakeOf, knowledge: Knowledge) -> None:
+def test_one_row_is_enough(spark: SparkSession, lake_of: LakeOf, knowledge: ModelRegistry) -> None:
     lake_of.write(QUEUE_SAMPLES, [second(0, put=1)])
 
-    run = learned(spark, lake_of, knowledge, stability.JOB)
+    run = learned(spark, lake_of, knowledge, queues.STABILITY_JOB)
 
     assert run.jobs[0].tables == {"stability": 1}
     assert run.reading["queue_samples"].rows == 1
 
 
 def test_an_empty_lake_and_a_missing_one_say_so(
-    spark: SparkSession, lake_of: LakeOf, knowledge: Knowledge, tmp_path: Path
+    spark: SparkSession, lake_of: LakeOf, knowledge: ModelRegistry, tmp_path: Path
 ) -> None:
     with pytest.raises(LakeEmpty, match="has no rows from 2026-03-13 12:30 to 2026-03-14 13:00"):
-        learned(spark, lake_of, knowledge, stability.JOB)
+        learned(spark, lake_of, knowledge, queues.STABILITY_JOB)
     lake_of.write(QUEUE_SAMPLES, [second(0, put=-1)])
     with pytest.raises(LakeEmpty, match="left out: 1 rows negative"):
-        learned(spark, lake_of, knowledge, stability.JOB)
+        learned(spark, lake_of, knowledge, queues.STABILITY_JOB)
     with pytest.raises(LakeMissing, match="there is no lake at"):
-        survey(Place.of(str(tmp_path / "nowhere")), (QUEUE_SAMPLES,), SINCE, UNTIL)
+        survey(LakeFolder.of(str(tmp_path / "nowhere")), (QUEUE_SAMPLES,), SINCE, UNTIL)
     # Nothing came of them.
     assert knowledge.latest() is None
     assert not (knowledge.folder / "runs").exists() or not list(knowledge.folder.glob("runs/*"))
 
 
 def test_a_job_that_fails_leaves_the_others_alone(
-    spark: SparkSession, lake_of: LakeOf, knowledge: Knowledge
+    spark: SparkSession, lake_of: LakeOf, knowledge: ModelRegistry
 ) -> None:
-    def falls_over(inputs: Inputs) -> Outcome:
+    def falls_over(inputs: JobInputs) -> JobResult:
         raise ZeroDivisionError("of its own making")
 
-    def breaks_its_promise(inputs: Inputs) -> Outcome:
-        return Outcome({"counts": inputs.frames["queue_samples"].select("put")})
+    def breaks_its_promise(inputs: JobInputs) -> JobResult:
+        return JobResult({"counts": inputs.frames["queue_samples"].select("put")})
 
-    def fails_in_spark(inputs: Inputs) -> Outcome:
+    def fails_in_spark(inputs: JobInputs) -> JobResult:
         samples = inputs.frames["queue_samples"]
-        return Outcome({"late": samples.selectExpr("raise_error('too late') as rows")})
+        return JobResult({"late": samples.selectExpr("raise_error('too late') as rows")})
 
     lake_of.write(QUEUE_SAMPLES, [second(0)])
     reads = ("queue_samples",)
@@ -212,7 +216,7 @@ def test_a_job_that_fails_leaves_the_others_alone(
         Job("falls", "", reads, {}, falls_over),
         Job("breaks", "", reads, {"counts": COUNT}, breaks_its_promise),
         Job("late", "", reads, {"late": COUNT}, fails_in_spark),
-        stability.JOB,
+        queues.STABILITY_JOB,
     )
 
     falls, breaks, late, whole = run.jobs
@@ -230,12 +234,12 @@ def test_a_job_that_fails_leaves_the_others_alone(
 
 
 def test_models_are_kept_with_their_verdict(
-    spark: SparkSession, lake_of: LakeOf, knowledge: Knowledge
+    spark: SparkSession, lake_of: LakeOf, knowledge: ModelRegistry
 ) -> None:
-    def models(inputs: Inputs) -> Outcome:
-        good = Model("orders", True, "fits", {"a": 0.5}, {"r2": 0.9}, 1, 0.0, 1.0)
-        poor = Model("mail", False, "does not fit", {"a": math.nan}, {"r2": 0.1}, 1, 0.0, 1.0)
-        return Outcome(models=[good, poor])
+    def models(inputs: JobInputs) -> JobResult:
+        good = StoredModel("orders", True, "fits", {"a": 0.5}, {"r2": 0.9}, 1, 0.0, 1.0)
+        poor = StoredModel("mail", False, "does not fit", {"a": math.nan}, {"r2": 0.1}, 1, 0.0, 1.0)
+        return JobResult(models=[good, poor])
 
     lake_of.write(QUEUE_SAMPLES, [second(0)])
 
@@ -253,7 +257,7 @@ def test_models_are_kept_with_their_verdict(
     assert file.learned_at.tzinfo == UTC
 
 
-def _opened(spark: SparkSession, place: Place, found: Any) -> Any:
+def _opened(spark: SparkSession, place: LakeFolder, found: Any) -> Any:
     from tidegate.pipeline import lake
 
     return lake._opened(spark, place, found)

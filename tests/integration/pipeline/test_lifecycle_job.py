@@ -9,8 +9,14 @@ import pytest
 from lake_of import NOON, frame_of
 from pyspark.sql import SparkSession
 
-from tidegate.pipeline.jobs.lifecycle import SCHEMA, Extent, durations_by_window, extent, width_s
-from tidegate.pipeline.schema import checked
+from tidegate.pipeline.jobs.queues import (
+    LIFECYCLE_SCHEMA,
+    LifecycleExtent,
+    durations_by_window,
+    extent,
+    width_s,
+)
+from tidegate.pipeline.lake import checked
 from tidegate.telemetry.schemas import LIFECYCLES
 
 
@@ -33,7 +39,9 @@ def test_a_dozen_messages(spark: SparkSession) -> None:
 
     table = frame_of(spark, LIFECYCLES, rows).transform(durations_by_window(60))
 
-    found = {(r.queue, r.window.minute): r for r in checked(table, SCHEMA, "it").collect()}
+    found = {
+        (r.queue, r.window.minute): r for r in checked(table, LIFECYCLE_SCHEMA, "it").collect()
+    }
     first = found["even", 30]
     assert (first.messages, first.sampled, first.window_s) == (101, 11, 60.0)
     assert first.wait_s_mean == pytest.approx((100 * 0.01 + 5.0) / 101)
@@ -69,19 +77,19 @@ def test_percentiles_are_close_to_the_exact_ones(spark: SparkSession) -> None:
 
 def test_windows_are_as_short_as_is_sensible() -> None:
     plenty = 10_000_000
-    assert width_s(Extent(span_s=40 * 60, rows=plenty, queues=3)) == 60
-    assert width_s(Extent(span_s=86_400, rows=plenty, queues=3)) == 3600
-    assert width_s(Extent(span_s=7 * 86_400, rows=plenty, queues=3)) == 4 * 3600
-    assert width_s(Extent(span_s=400 * 86_400, rows=plenty, queues=3)) == 86_400
+    assert width_s(LifecycleExtent(span_s=40 * 60, rows=plenty, queues=3)) == 60
+    assert width_s(LifecycleExtent(span_s=86_400, rows=plenty, queues=3)) == 3600
+    assert width_s(LifecycleExtent(span_s=7 * 86_400, rows=plenty, queues=3)) == 4 * 3600
+    assert width_s(LifecycleExtent(span_s=400 * 86_400, rows=plenty, queues=3)) == 86_400
     # An hour of fifty messages a second for twenty queues: of each 750 in five minutes.
-    assert width_s(Extent(span_s=3600, rows=180_000, queues=20)) == 900
+    assert width_s(LifecycleExtent(span_s=3600, rows=180_000, queues=20)) == 900
     # Too little for anything but one window.
-    assert width_s(Extent(span_s=3600, rows=30, queues=20)) == 3600
-    assert width_s(Extent(span_s=0, rows=1, queues=1)) == 2
+    assert width_s(LifecycleExtent(span_s=3600, rows=30, queues=20)) == 3600
+    assert width_s(LifecycleExtent(span_s=0, rows=1, queues=1)) == 2
 
 
 def test_what_there_is_is_seen(spark: SparkSession) -> None:
     rows = [message(at_s, f"queue {at_s % 3}") for at_s in range(12)]
 
-    assert extent(frame_of(spark, LIFECYCLES, rows)) == Extent(11.0, 12, 3)
-    assert extent(frame_of(spark, LIFECYCLES, [])) == Extent(0.0, 0, 0)
+    assert extent(frame_of(spark, LIFECYCLES, rows)) == LifecycleExtent(11.0, 12, 3)
+    assert extent(frame_of(spark, LIFECYCLES, [])) == LifecycleExtent(0.0, 0, 0)

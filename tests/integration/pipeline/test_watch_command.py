@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from waiting import eventually
 
 from tidegate.cli.app import app
-from tidegate.pipeline.watching.batches import read_table
-from tidegate.pipeline.watching.watch import reading
+from tidegate.pipeline.watch import query_progress
+from tidegate.telemetry.learned import read_table
 from tidegate.telemetry.schemas import QUEUE_SAMPLES
 
 Until = Callable[[Callable[[], bool]], None]
@@ -81,7 +81,7 @@ def test_it_tells_what_happens_until_ctrl_c_and_goes_on_later(
     folder = tmp_path / "knowledge" / "watch"
 
     def jump(until: Until) -> None:
-        until(lambda: reading(folder, "rates").files == 1)
+        until(lambda: query_progress(folder, "rates").files == 1)
         record(lake_of, 10, 14, put=300)
         until(lambda: read_table(folder, "anomalies") is not None)
 

@@ -16,9 +16,9 @@ import pytest
 from lake_of import NOON, LakeOf
 from places import SUPPORT
 
-from tidegate.core.crash import VARIABLE
-from tidegate.pipeline.watching.batches import read_table
-from tidegate.pipeline.watching.watch import reading
+from tidegate.core.runtime import CRASH_VARIABLE
+from tidegate.pipeline.watch import query_progress
+from tidegate.telemetry.learned import read_table
 from tidegate.telemetry.schemas import QUEUE_SAMPLES
 
 MINUTES = 12
@@ -77,7 +77,9 @@ def test_kills_in_mid_batch_change_nothing(lake_of: LakeOf, tmp_path: Path, kill
         ("queue orders", "rate in", "began"),
     ]
     for query in ("compliance-1m", "rates"):
-        assert reading(tmp_path / "killed", query) == reading(tmp_path / "once", query)
+        assert query_progress(tmp_path / "killed", query) == query_progress(
+            tmp_path / "once", query
+        )
 
 
 def found_in(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -91,11 +93,11 @@ def found_in(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 def live(lake: str, agreement: Path, way: str, *folders: Path, files_max: int = 1) -> int:
     """One life of a watcher, and how it ended."""
-    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    environment = {name: value for name, value in os.environ.items() if name != CRASH_VARIABLE}
     # What the killed leave behind goes with the test.
     environment["TMPDIR"] = str(agreement.parent)
     if ":" in way:
-        environment[VARIABLE] = way
+        environment[CRASH_VARIABLE] = way
     process = subprocess.Popen(
         [
             *(sys.executable, SUPPORT / "watch_lives.py"),

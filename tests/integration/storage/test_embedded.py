@@ -15,11 +15,14 @@ import pytest
 from made_database import UNSYNCED, copy_of_database, quick_folder
 from waiting import eventually
 
-from tidegate.storage import postgres_process
-from tidegate.storage.data_folder import DataFolderHeld, DataFolderUnusable
+from tidegate.storage import postgres_server
 from tidegate.storage.embedded import EmbeddedPostgres
-from tidegate.storage.embedded_failure import EmbeddedPostgresFailed
-from tidegate.storage.postgres_leftovers import processes_in
+from tidegate.storage.postgres_server import (
+    DataFolderHeld,
+    DataFolderUnusable,
+    EmbeddedPostgresFailed,
+    processes_in,
+)
 
 HOLDER_PROGRAM = """
 import sys, time
@@ -186,8 +189,8 @@ def test_a_killed_server_comes_back_though_a_backend_is_still_busy(folder: Path)
             os.kill(server.pid, signal.SIGKILL)
             eventually(lambda: not server.is_running())
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(postgres_process, "STOP_FAST_S_MAX", 0.1)
-                patch.setattr(postgres_process, "STOP_IMMEDIATE_S_MAX", 0.1)
+                patch.setattr(postgres_server, "STOP_FAST_S_MAX", 0.1)
+                patch.setattr(postgres_server, "STOP_IMMEDIATE_S_MAX", 0.1)
 
                 assert server.ensure_running() is True
 
@@ -210,8 +213,8 @@ def test_when_the_holder_is_killed_its_server_ends_too(
 def test_a_server_that_outlived_its_holder_is_stopped_first(
     folder: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_process, "STOP_FAST_S_MAX", 0.2)
-    monkeypatch.setattr(postgres_process, "STOP_IMMEDIATE_S_MAX", 0.2)
+    monkeypatch.setattr(postgres_server, "STOP_FAST_S_MAX", 0.2)
+    monkeypatch.setattr(postgres_server, "STOP_IMMEDIATE_S_MAX", 0.2)
     pid = postgres_pid(holder)
     os.kill(pid, signal.SIGSTOP)  # so it cannot follow the kernel's wish to end with its holder
     holder.kill()

@@ -9,13 +9,21 @@ import msgspec
 import pytest
 from backing import SEVERAL_STORES, STORES, Backing
 
-from tidegate.core.by_hand import NOTHING_SAID, ByHand
 from tidegate.core.errors import ChangedMeanwhile, InvalidValue, StaleEpoch
-from tidegate.core.fleet import DETAIL_MAX
-from tidegate.core.hosting import DoorSample, Instance, InstanceSample, InstanceState, ServiceSpec
-from tidegate.core.ports import Store
-from tidegate.storage import memory_hosting, postgres_hosting
-from tidegate.storage.hosted_service import package_digest
+from tidegate.core.machines import DETAIL_MAX
+from tidegate.core.services import (
+    NO_OVERRIDE,
+    DoorSample,
+    Instance,
+    InstanceSample,
+    InstanceState,
+    ServiceOverride,
+    ServiceSpec,
+)
+from tidegate.core.store import Store
+from tidegate.storage.memory import cluster
+from tidegate.storage.postgres import services
+from tidegate.storage.postgres.services import package_digest
 
 pytestmark = pytest.mark.parametrize("backing", [*STORES, *SEVERAL_STORES], indirect=True)
 
@@ -56,7 +64,7 @@ async def test_a_version_counts_what_instances_are_started_anew_for(store: Store
 async def test_a_version_is_known_while_it_is_deployed_or_has_instances(
     store: Store, epoch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (memory_hosting, postgres_hosting):
+    for module in (cluster, services):
         monkeypatch.setattr(module, "PACKAGE_KEPT_S", -1.0)
     digest = await store.put_package(b"the old code")
     old = msgspec.structs.replace(SHOP, package=digest)
@@ -79,26 +87,26 @@ async def test_a_version_is_known_while_it_is_deployed_or_has_instances(
 
 
 async def test_of_two_who_steer_a_service_at_once_the_second_is_told(store: Store) -> None:
-    held, bounded = ByHand(instances=3), ByHand(most=4, in_flight_max=100)
-    assert not await store.steer_service("shop", held, NOTHING_SAID), "there is no such service"
-    assert (await store.deploy(SHOP)).by_hand == NOTHING_SAID
-    assert await store.steer_service("shop", held, NOTHING_SAID)
+    held, bounded = ServiceOverride(instances=3), ServiceOverride(most=4, in_flight_max=100)
+    assert not await store.steer_service("shop", held, NO_OVERRIDE), "there is no such service"
+    assert (await store.deploy(SHOP)).by_hand == NO_OVERRIDE
+    assert await store.steer_service("shop", held, NO_OVERRIDE)
     with pytest.raises(ChangedMeanwhile, match="somebody else"):
-        await store.steer_service("shop", bounded, NOTHING_SAID)
+        await store.steer_service("shop", bounded, NO_OVERRIDE)
     assert await store.steer_service("shop", bounded, held)
     (kept,) = await store.services()
     assert kept.by_hand == bounded
     again = await store.deploy(msgspec.structs.replace(SHOP, target="shop.new:app"))
     assert again.by_hand == bounded, "a new version is steered as the old one"
-    assert await store.steer_service("shop", NOTHING_SAID, bounded)
-    assert await store.steer_service("shop", held, NOTHING_SAID)
+    assert await store.steer_service("shop", NO_OVERRIDE, bounded)
+    assert await store.steer_service("shop", held, NO_OVERRIDE)
     said = await asyncio.gather(
-        *(store.steer_service("shop", ByHand(instances=n), held) for n in range(4, 12)),
+        *(store.steer_service("shop", ServiceOverride(instances=n), held) for n in range(4, 12)),
         return_exceptions=True,
     )
     assert [one for one in said if one is True] == [True]
     await store.undeploy("shop")
-    assert (await store.deploy(SHOP)).by_hand == NOTHING_SAID
+    assert (await store.deploy(SHOP)).by_hand == NO_OVERRIDE
 
 
 async def test_what_could_never_run_is_not_deployed(store: Store) -> None:
@@ -303,7 +311,7 @@ async def test_the_last_sample_of_each_door_is_kept_while_it_is_fresh(
         await store.report_door(sample(door, answered=answered))
     assert await store.door_samples("other") == []
     assert await store.door_samples("shop") == [sample("a", answered=1), sample("b", answered=2)]
-    for module in (memory_hosting, postgres_hosting):
+    for module in (cluster, services):
         monkeypatch.setattr(module, "DOOR_FRESH_S", -1.0)
     assert await store.door_samples("shop") == []
 
@@ -388,7 +396,7 @@ async def test_code_is_stored_once_and_goes_when_nobody_deploys_it(
     spec = msgspec.structs.replace(SHOP, package=digest)
     await store.deploy(spec)
     assert await store.package(unused) == b"unused", "somebody may be about to deploy it"
-    for module in (memory_hosting, postgres_hosting):
+    for module in (cluster, services):
         monkeypatch.setattr(module, "PACKAGE_KEPT_S", -1.0)
     await store.deploy(spec)
     assert (await store.package(digest), await store.package(unused)) == (code, None)
@@ -399,7 +407,7 @@ async def test_code_that_was_damaged_in_the_store_is_mended_by_who_puts_it_again
 ) -> None:
     digest = package_digest(b"code")
     with monkeypatch.context() as damage:
-        for module in (memory_hosting, postgres_hosting):
+        for module in (cluster, services):
             damage.setattr(module, "package_digest", lambda _: digest)
         await store.put_package(b"c0de")
     assert await store.package(digest) == b"c0de"

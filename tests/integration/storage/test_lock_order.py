@@ -13,8 +13,8 @@ from backing import SQL_STORES, PostgresBacking
 from waiting import eventually_async
 
 from tidegate.core.model import QueuePolicy
-from tidegate.core.ports import Store
-from tidegate.core.scaling import Range, Scaling
+from tidegate.core.store import Store
+from tidegate.core.topology import Range, Scaling
 
 pytestmark = pytest.mark.parametrize("backing", SQL_STORES, indirect=True)
 

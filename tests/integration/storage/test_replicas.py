@@ -9,13 +9,20 @@ import pytest
 from backing import SEVERAL_STORES, STORES, Backing
 
 from tidegate.core.errors import ChangedMeanwhile, InvalidValue, StaleEpoch
-from tidegate.core.fleet import MachineState
+from tidegate.core.machines import MachineState
 from tidegate.core.model import Overflow, QueueInfo, QueuePolicy
-from tidegate.core.ports import Attempt, Settlement, Store, Write
 from tidegate.core.prefetch import PrefetchGoal
-from tidegate.core.replication import HOMES, Move, ReplicaPlace, ReplicaState, Topology
-from tidegate.core.scaling import Range, Scaling
 from tidegate.core.segment import Segment
+from tidegate.core.store import FailedDelivery, Settlement, Store, Write
+from tidegate.core.topology import (
+    ASSIGNMENT_SLOTS,
+    Range,
+    ReplicaInfo,
+    ReplicaState,
+    Scaling,
+    SegmentMove,
+    Topology,
+)
 
 pytestmark = pytest.mark.parametrize("backing", [*STORES, *SEVERAL_STORES], indirect=True)
 
@@ -33,7 +40,7 @@ class Fleet:
         self.alias_id = alias.queue_id
         self.epochs: dict[int, int] = {}
 
-    async def add(self, **where: int | None) -> ReplicaPlace:
+    async def add(self, **where: int | None) -> ReplicaInfo:
         place = await self.store.add_replica(self.alias_id, self.leader_epoch, **where)
         assert place is not None
         return place
@@ -44,7 +51,7 @@ class Fleet:
         self.epochs[queue_id] = claim.epoch
         return claim.epoch
 
-    async def serve(self, **where: int | None) -> ReplicaPlace:
+    async def serve(self, **where: int | None) -> ReplicaInfo:
         place = await self.add(**where)
         await self.claim(place.queue_id)
         return place
@@ -89,9 +96,9 @@ class Fleet:
 
     def move(
         self, move_id: str, source: int, target: int, first_ids: list[int], new: list[int]
-    ) -> Move:
+    ) -> SegmentMove:
         epochs = self.epochs
-        return Move(move_id, source, epochs[source], target, epochs[target], first_ids, new)
+        return SegmentMove(move_id, source, epochs[source], target, epochs[target], first_ids, new)
 
 
 @pytest.fixture
@@ -262,7 +269,7 @@ async def test_every_change_is_another_version(fleet: Fleet, backing: Backing) -
     await changed()
     await store.set_shares(fleet.alias_id, {1: 1.0}, epoch)
     await changed()
-    await store.set_homes(fleet.alias_id, [1] * HOMES, epoch)
+    await store.set_homes(fleet.alias_id, [1] * ASSIGNMENT_SLOTS, epoch)
     await changed()
     (served,) = (await fleet.topology()).replicas
     assert served.address == "tidegate://there:1"
@@ -297,9 +304,9 @@ async def test_shares_and_homes_name_replicas_that_are_there(fleet: Fleet) -> No
             await store.set_shares(fleet.alias_id, {1: wrong}, epoch)
     assert [place.share for place in (await fleet.topology()).replicas] == [0.25, 0.75, 0.0]
 
-    homes = [1, 2] * (HOMES // 2)
+    homes = [1, 2] * (ASSIGNMENT_SLOTS // 2)
     assert await store.set_homes(fleet.alias_id, homes, epoch)
-    assert not await store.set_homes(fleet.alias_id, [9] * HOMES, epoch)
+    assert not await store.set_homes(fleet.alias_id, [9] * ASSIGNMENT_SLOTS, epoch)
     with pytest.raises(InvalidValue):
         await store.set_homes(fleet.alias_id, [1, 2], epoch)
     assert (await fleet.topology()).homes == homes
@@ -312,7 +319,7 @@ async def test_a_replica_ends_when_nothing_is_stored_in_it(fleet: Fleet) -> None
     one = (await fleet.topology()).replicas[0]
     await fleet.put(one.queue_id, 10, batch=4, dedup_ids=["once"])
     await store.set_shares(fleet.alias_id, {1: 0.5, 2: 0.25, 3: 0.25}, epoch)
-    await store.set_homes(fleet.alias_id, [1, 2] * (HOMES // 2), epoch)
+    await store.set_homes(fleet.alias_id, [1, 2] * (ASSIGNMENT_SLOTS // 2), epoch)
     assert not await store.retire_replica(fleet.alias_id, 1, epoch), "it is not draining"
     await store.set_replica_state(fleet.alias_id, 1, ReplicaState.DRAINING, epoch)
     assert not await store.retire_replica(fleet.alias_id, 1, epoch), "it is not empty"
@@ -328,7 +335,7 @@ async def test_a_replica_ends_when_nothing_is_stored_in_it(fleet: Fleet) -> None
     topology = await fleet.topology()
     assert [(place.number, place.share) for place in topology.replicas] == [(2, 0.5), (3, 0.5)]
     assert set(topology.homes) == {2, 3}
-    assert topology.homes[1::2] == [2] * (HOMES // 2), "the others stay where they were"
+    assert topology.homes[1::2] == [2] * (ASSIGNMENT_SLOTS // 2), "the others stay where they were"
     assert await store.retire_replica(fleet.alias_id, 1, epoch), "again, after a lost answer"
     # Who got no answer finds out what became of its batch, and of its dedup id.
     assert await store.marks(one.queue_id) == {77: [(4, 5)]}
@@ -442,7 +449,7 @@ async def test_whole_segments_move_with_what_is_done_and_what_has_failed(fleet: 
         await fleet.put(one.queue_id, first_id, batch=first_id)
     settlement = Settlement(one.queue_id, fleet.epochs[one.queue_id])
     settlement.partly = {10: [(0, 1)]}
-    settlement.attempts = {(20, 1): Attempt(2, None, [])}
+    settlement.attempts = {(20, 1): FailedDelivery(2, None, [])}
     await store.settle([settlement])
 
     move = fleet.move("m1", one.queue_id, two.queue_id, [10, 20], [100, 103])
@@ -558,7 +565,7 @@ async def test_a_deposed_leaders_orders_are_refused(fleet: Fleet, backing: Backi
         store.assign_replica(alias, 1, 1, stale),
         store.set_replica_state(alias, 1, ReplicaState.DRAINING, stale),
         store.set_shares(alias, {1: 1.0}, stale),
-        store.set_homes(alias, [1] * HOMES, stale),
+        store.set_homes(alias, [1] * ASSIGNMENT_SLOTS, stale),
         store.retire_replica(alias, 1, stale),
         store.add_machine("process", 1, None, stale),
         store.set_machine_state(machine.machine_id, MachineState.FAILED, stale),

@@ -20,17 +20,17 @@ from places import SUPPORT
 from test_replicas import SCALING, Fleet
 from waiting import eventually_async
 
-from tidegate.core.crash import STORE_POINTS, VARIABLE
 from tidegate.core.errors import InvalidValue, IoFailure, LimitReached, StaleEpoch, Unavailable
 from tidegate.core.model import QueuePolicy
-from tidegate.core.ports import Settlement, Write
-from tidegate.core.replication import STORE_SHIFT, ReplicaPlace, ReplicaState
+from tidegate.core.runtime import CRASH_VARIABLE, STORE_POINTS
 from tidegate.core.segment import Segment
-from tidegate.storage import several_replicas
+from tidegate.core.store import Settlement, Write
+from tidegate.core.topology import STORE_SHIFT, ReplicaInfo, ReplicaState
+from tidegate.storage import sharded
 from tidegate.storage.embedded import EmbeddedPostgres
-from tidegate.storage.postgres import PostgresStore
-from tidegate.storage.several import SeveralStores
-from tidegate.storage.several_moves import _copy
+from tidegate.storage.postgres.store import PostgresStore
+from tidegate.storage.sharded import ShardedStore
+from tidegate.storage.sharded_moves import _copy
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def backing(embedded_url: str) -> Iterator[SeveralBacking]:
 
 
 @pytest.fixture
-async def store(backing: SeveralBacking) -> AsyncIterator[SeveralStores]:
+async def store(backing: SeveralBacking) -> AsyncIterator[ShardedStore]:
     store = backing.store()
     await store.open()
     yield store
@@ -49,11 +49,11 @@ async def store(backing: SeveralBacking) -> AsyncIterator[SeveralStores]:
 
 
 @pytest.fixture
-async def fleet(store: SeveralStores) -> Fleet:
+async def fleet(store: ShardedStore) -> Fleet:
     return await fleet_on(store)
 
 
-async def fleet_on(store: SeveralStores) -> Fleet:
+async def fleet_on(store: ShardedStore) -> Fleet:
     alias = await store.create_queue("orders", True)
     assert alias is not None
     member_id = await store.join("owner", "tidegate://there:1", 60.0)
@@ -72,14 +72,14 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, point: str) -> None:
         if name == point:
             raise Stopped(name)
 
-    monkeypatch.setattr(several_replicas, "crash_point", reached)
+    monkeypatch.setattr(sharded, "crash_point", reached)
 
 
 # Which stores there are
 
 
 async def test_stores_are_listed_in_the_same_order_everywhere(
-    backing: SeveralBacking, store: SeveralStores
+    backing: SeveralBacking, store: ShardedStore
 ) -> None:
     first, second, third = backing.urls
     for urls, why in (
@@ -89,7 +89,7 @@ async def test_stores_are_listed_in_the_same_order_everywhere(
         ([first, second, third, second], "same order"),
         ([first, second, third, first], "listed twice"),
     ):
-        another = SeveralStores(urls)
+        another = ShardedStore(urls)
         with pytest.raises(InvalidValue, match=why):
             await another.open()
         await another.close()
@@ -101,19 +101,19 @@ async def test_stores_are_listed_in_the_same_order_everywhere(
 
 
 async def test_a_store_is_added_at_the_end_and_must_be_empty(
-    backing: SeveralBacking, store: SeveralStores, embedded_url: str
+    backing: SeveralBacking, store: ShardedStore, embedded_url: str
 ) -> None:
     used = PostgresBacking("used", embedded_url)
     alone = PostgresStore(used.url)
     await alone.open()
     await alone.create_queue("mine", True)
     await alone.close()
-    longer = SeveralStores([*backing.urls, used.url])
+    longer = ShardedStore([*backing.urls, used.url])
     with pytest.raises(InvalidValue, match="list an empty one"):
         await longer.open()
     await longer.close()
 
-    longer = SeveralStores([*backing.urls, PostgresBacking("new", embedded_url).url])
+    longer = ShardedStore([*backing.urls, PostgresBacking("new", embedded_url).url])
     await longer.open()
     await longer.close()
 
@@ -227,7 +227,7 @@ async def test_a_replica_that_is_not_empty_can_be_served_again(fleet: Fleet) -> 
 # Moves
 
 
-async def ids_everywhere(fleet: Fleet, places: list[ReplicaPlace]) -> Counter[bytes]:
+async def ids_everywhere(fleet: Fleet, places: list[ReplicaInfo]) -> Counter[bytes]:
     """How often each message is in any of the replicas, and not done."""
     found: Counter[bytes] = Counter()
     for place in places:
@@ -241,9 +241,9 @@ async def ids_everywhere(fleet: Fleet, places: list[ReplicaPlace]) -> Counter[by
 async def in_a_process(urls: list[str], *arguments: object, crash_at: str | None) -> int:
     """Its exit code."""
     variables = dict(os.environ)
-    variables.pop(VARIABLE, None)
+    variables.pop(CRASH_VARIABLE, None)
     if crash_at is not None:
-        variables[VARIABLE] = crash_at
+        variables[CRASH_VARIABLE] = crash_at
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(SUPPORT / "moving_process.py"),
@@ -293,7 +293,7 @@ async def test_a_mover_that_dies_between_two_steps_loses_and_doubles_nothing(
 
 async def test_a_copy_that_comes_after_its_move_was_cancelled_is_refused(fleet: Fleet) -> None:
     store = fleet.store
-    assert isinstance(store, SeveralStores)
+    assert isinstance(store, ShardedStore)
     one, two = await fleet.serve(store_number=1), await fleet.serve(store_number=2)
     await fleet.put(one.queue_id, 10)
     move = fleet.move("m", one.queue_id, two.queue_id, [10], [100])
@@ -329,7 +329,7 @@ async def test_a_move_is_asked_again_after_an_unknown_outcome(
             raise Unavailable("the answer was lost")
 
     with monkeypatch.context() as patched:
-        patched.setattr("tidegate.storage.several_moves.crash_point", lost)
+        patched.setattr("tidegate.storage.sharded_moves.crash_point", lost)
         with pytest.raises(Unavailable):
             await store.move(move)
     assert await store.move(move)
@@ -351,7 +351,7 @@ async def test_a_move_that_its_source_has_no_room_for_at_a_second_try_is_undone(
             raise Unavailable("the answer was lost")
 
     with monkeypatch.context() as patched:
-        patched.setattr("tidegate.storage.several_moves.crash_point", lost)
+        patched.setattr("tidegate.storage.sharded_moves.crash_point", lost)
         with pytest.raises(Unavailable):
             await store.move(move)
     assert await fleet.stored(one.queue_id) == [], "it is on its way"
@@ -399,7 +399,7 @@ async def test_whatever_is_put_moved_stopped_and_taken_over_is_there_once(
         if chance.random() < 0.15:
             raise Stopped(name)
 
-    monkeypatch.setattr("tidegate.storage.several_moves.crash_point", maybe_stop)
+    monkeypatch.setattr("tidegate.storage.sharded_moves.crash_point", maybe_stop)
     for turn in range(40):
         source, target = (place.queue_id for place in chance.sample(places, 2))
         waiting = await fleet.stored(source)
@@ -525,7 +525,7 @@ async def test_a_store_that_is_away_takes_only_its_replicas_with_it(
 ) -> None:
     clock = TurnedClock()
     urls = [PostgresBacking("first", embedded_url).url, other_server.url]
-    store = SeveralStores(urls, monotonic=clock.monotonic)
+    store = ShardedStore(urls, monotonic=clock.monotonic)
     await store.open()
     fleet = await fleet_on(store)
     here, there = await fleet.serve(), await fleet.serve()
@@ -559,7 +559,7 @@ async def test_a_store_that_is_away_takes_only_its_replicas_with_it(
     with pytest.raises(Unavailable):
         await store.delete_queue(fleet.alias_id)
     # A node that starts meanwhile can do without it.
-    late = SeveralStores([store.url, other_server.url])
+    late = ShardedStore([store.url, other_server.url])
     await late.open()
     assert await late.locate(here.queue_id) is not None
     with pytest.raises(Unavailable):

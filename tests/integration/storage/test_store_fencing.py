@@ -10,17 +10,24 @@ from backing import SQL_STORES, Backing, PostgresBacking
 from waiting import eventually_async
 
 from tidegate.core.errors import InvalidValue, Unavailable
-from tidegate.core.model import Attributes, Mode, QueueInfo
-from tidegate.core.ports import Attempt, Claim, Publication, Settlement, Store, Target, Write
+from tidegate.core.model import Attributes, ClientMode, QueueInfo
 from tidegate.core.segment import Segment
-from tidegate.storage.migrations import migration_files
-from tidegate.storage.postgres import PostgresStore
+from tidegate.core.store import (
+    ClaimedQueue,
+    FailedDelivery,
+    Publication,
+    PublicationTarget,
+    Settlement,
+    Store,
+    Write,
+)
+from tidegate.storage.postgres.store import PostgresStore, migration_files
 
 
 class Scene:
     """A queue, owned by one member in its first epoch."""
 
-    def __init__(self, store: Store, queue: QueueInfo, owner: int, claim: Claim) -> None:
+    def __init__(self, store: Store, queue: QueueInfo, owner: int, claim: ClaimedQueue) -> None:
         self.store = store
         self.queue = queue
         self.owner = owner
@@ -83,7 +90,7 @@ async def scene(store: Store) -> Scene:
     return Scene(store, queue, owner, claim)
 
 
-async def depose(scene: Scene, backing: Backing) -> Claim:
+async def depose(scene: Scene, backing: Backing) -> ClaimedQueue:
     """Another member takes the queue."""
     await backing.declare_dead(scene.owner)
     taker = await scene.store.join("taker", "tidegate://here:2", 60.0)
@@ -198,8 +205,8 @@ async def test_a_publication_is_all_or_none(scene: Scene) -> None:
 
     def publication(epoch: int, batch: int) -> Publication:
         targets = [
-            Target(scene.queue.queue_id, scene.epoch, 100, []),
-            Target(other.queue_id, epoch, 200, [(0, 2)]),
+            PublicationTarget(scene.queue.queue_id, scene.epoch, 100, []),
+            PublicationTarget(other.queue_id, epoch, 200, [(0, 2)]),
         ]
         return Publication(messages, targets, [8], [batch])
 
@@ -440,10 +447,10 @@ async def test_a_reserved_name_is_nobody_until_it_registers(store: Store) -> Non
     assert await store.find_client(None, "later") is None
     assert not await store.delete_client(reserved)
     assert await store.reserve_client("later") == reserved
-    client = await store.register_client("later", Mode.ADMIN)
+    client = await store.register_client("later", ClientMode.ADMIN)
     assert client is not None
-    assert (client.client_id, client.mode) == (reserved, Mode.ADMIN)
-    assert await store.register_client("later", Mode.ADMIN) is None
+    assert (client.client_id, client.mode) == (reserved, ClientMode.ADMIN)
+    assert await store.register_client("later", ClientMode.ADMIN) is None
     assert await store.find_client(reserved, None) == client
 
 
@@ -491,7 +498,10 @@ async def test_the_message_view_says_before_when_a_message_is_not_delivered(
     await scene.put(scene.segment(10))
     await scene.put(scene.segment(20, due_at=5000.0), batch=2)
     settlement = Settlement(scene.queue.queue_id, scene.epoch)
-    settlement.attempts = {(10, 1): Attempt(1, 6000.0, []), (20, 2): Attempt(1, 7000.0, [])}
+    settlement.attempts = {
+        (10, 1): FailedDelivery(1, 6000.0, []),
+        (20, 2): FailedDelivery(1, 7000.0, []),
+    }
     assert await scene.store.settle([settlement]) == [True]
 
     with psycopg.connect(backing.url) as connection:

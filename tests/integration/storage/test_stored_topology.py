@@ -8,8 +8,8 @@ import psycopg
 import pytest
 from backing import SQL_STORES, Backing, Connect, PostgresBacking, StartNode
 
-from tidegate.core.scaling import Range, Scaling, Steering
-from tidegate.storage.stored_topology import stored_topologies, stored_topology
+from tidegate.core.topology import ControlMode, Range, Scaling
+from tidegate.storage.postgres.topology import stored_topologies, stored_topology
 
 SCALING = {"worker": "shop.jobs:app", "replicas": {"min": 2, "max": 4}}
 
@@ -24,7 +24,7 @@ def test_what_can_be_read_holds_and_nobody_scales_until_it_is_mended(
         found = [stored_topology(row) for _ in range(3)]
 
     assert found[0].scaling == Scaling(
-        worker="shop.jobs:app", replicas=Range(2, 4), steering=Steering.RECOMMEND
+        worker="shop.jobs:app", replicas=Range(2, 4), steering=ControlMode.RECOMMEND
     )
     assert [one.number for one in found[0].replicas] == [1]
     (said,) = [record.getMessage() for record in caplog.records]
@@ -57,9 +57,9 @@ async def test_a_spoiled_queue_is_served_and_mended_and_the_others_never_notice(
         )
 
     await node.aliases.look(again=True)
-    assert (await mq.topology("orders")).scaling.steering is Steering.AUTO
+    assert (await mq.topology("orders")).scaling.steering is ControlMode.AUTO
     spoiled = (await mq.topology("spoiled")).scaling
-    assert (spoiled.steering, spoiled.worker) == (Steering.RECOMMEND, "shop.jobs:app")
+    assert (spoiled.steering, spoiled.worker) == (ControlMode.RECOMMEND, "shop.jobs:app")
     await mq.put("spoiled", b"all the same")
 
     await mq.set_scaling("spoiled", Scaling(max_load=100.0))

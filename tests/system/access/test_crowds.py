@@ -15,12 +15,11 @@ from backing import StartNode
 from crowded_node import crowd_before, crowded_node
 from people import add_user, login
 
-from tidegate.client.address import parse_url
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
-from tidegate.wire.frames import HEADER, HEADER_BYTES
-from tidegate.wire.packets.registry import ANSWERS, REQUESTS
+from tidegate.client.connection import parse_url
+from tidegate.core.runtime import NodeLimits
+from tidegate.protocol.connection import ANSWERS, HEADER, HEADER_BYTES, REQUESTS
 
 SOCKETS = 2000
 # More is asked for by hand: TIDEGATE_FUZZED_FRAMES=1000000 pytest --all tests/system/access
@@ -106,7 +105,7 @@ async def test_fuzzed_frames_before_login_crash_nothing_and_fill_nothing(
     start_node: StartNode, caplog: pytest.LogCaptureFixture, frames: int
 ) -> None:
     caplog.set_level(logging.ERROR)
-    node = await start_node(limits=Limits(handshake_s=5.0))
+    node = await start_node(limits=NodeLimits(handshake_s=5.0))
     await add_user(node, "ann", admin="*")
     async with Client(node.address, credentials=login("ann")) as mq:
         await mq.create_queue("orders")

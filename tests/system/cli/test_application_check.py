@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from waiting import eventually
 
-from tidegate.cli.application_check import check_application
+from tidegate.cli.service_options import check_application
 from tidegate.core.errors import InvalidValue
 
 GOOD = "async def app(scope, receive, send): ...\n"

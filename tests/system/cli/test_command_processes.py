@@ -22,7 +22,7 @@ from command_line import Finished, Up, clean_environment, tidegate
 from waiting import LIMIT_S, eventually
 
 import tidegate as client
-from tidegate.cli.exit_codes import FAILED, NOTHING_THERE
+from tidegate.cli.command_line import EMPTY_RESULT, FAILED
 
 PASSWORD = "correct horse battery"
 AGREEMENT = 'name = "shop"\nhttp = "shop"\n[metrics.response_p95]\nbreach = "1s"\n'
@@ -60,9 +60,9 @@ def started(
         (["prefetch", "nonesuch", "5"], FAILED, b"no queue named 'nonesuch'"),
         (["explain"], 0, b"nothing was decided"),
         (["config"], 0, b"[node]"),
-        (["services"], NOTHING_THERE, b"nothing is hosted"),
+        (["services"], EMPTY_RESULT, b"nothing is hosted"),
         (["hold", "nonesuch"], FAILED, b"no service is called 'nonesuch'"),
-        (["sla"], NOTHING_THERE, b""),
+        (["sla"], EMPTY_RESULT, b""),
         (["learn", "--lake", "/no/such/lake"], FAILED, b"/no/such/lake"),
         (["simulate", "/no/such/trace.csv"], 2, b"/no/such/trace.csv"),
         (["lab", "list"], 0, b"telesto"),
@@ -272,15 +272,15 @@ def test_a_missing_part_of_the_lab_is_said_in_a_sentence() -> None:
     [
         (
             ("litestar", "uvicorn", "pyspark"),
-            ("import tidegate.cli.glance_view", "import tidegate.cli.top"),
+            ("import tidegate.cli.status", "import tidegate.cli.status"),
         ),
         (
             ("aio_pika", "matplotlib", "nats", "numpy", "pika", "psutil", "redis"),
             (
-                "import tidegate.cli.demo.director",
-                "import tidegate.cli.demo.summary",
-                "import tidegate.cli.demo.customers",
-                "import tidegate.cli.demo.workshop",
+                "import tidegate.demo.runner",
+                "import tidegate.demo.evidence",
+                "import tidegate.demo.customers",
+                "import tidegate.demo.workshop",
             ),
         ),
     ],

@@ -24,11 +24,9 @@ import pytest
 from command_line import clean_environment, tidegate, wait_until_gone
 from waiting import LIMIT_S
 
-from tidegate.cli.demo import evidence
-from tidegate.cli.demo.evidence import Evidence, agreed
-from tidegate.lab.checker import Verdict, check
-from tidegate.lab.history import merged, read_history
-from tidegate.lab.promised_waits import judged_waits
+from tidegate.demo import evidence
+from tidegate.demo.evidence import DemoHistories, agreed
+from tidegate.demo.history import CheckResult, check, judged_waits, merged, read_history
 
 CHAPTERS = (
     "1. a calm start",
@@ -166,7 +164,7 @@ class TestWholeStory:
         assert verdict.confirmed > 1000
         assert verdict.lost == 0
         told_so = {k: v for k, v in told.summary["verdict"].items() if k != "outcome"}
-        assert msgspec.convert(told_so, Verdict) == verdict
+        assert msgspec.convert(told_so, CheckResult) == verdict
 
     def test_the_agreement_was_kept_by_what_clients_saw(
         self, told: Told, monkeypatch: pytest.MonkeyPatch
@@ -175,7 +173,7 @@ class TestWholeStory:
         paths = sorted(told.histories.glob("*.history"))
         windows, longest_s = judged_waits(merged(map(read_history, paths)), agreed(), "orders")
 
-        counted, _ = Evidence(told.histories).windows()
+        counted, _ = DemoHistories(told.histories).windows()
         assert counted.are_kept
         assert len(windows) == counted.judged > 0
         assert longest_s == pytest.approx(told.summary["longest_wait_s"])

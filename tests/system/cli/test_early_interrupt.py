@@ -14,7 +14,7 @@ import os, signal, sys
 
 class Impatient:
     def find_spec(self, name, path=None, target=None):
-        if name == "tidegate.cli.serving":
+        if name == "tidegate.cli.serve":
             print("interrupted", flush=True)
             os.kill(os.getpid(), signal.SIGINT)
 

@@ -77,16 +77,16 @@ if __name__ == "__main__":
 # As `python -m tidegate`, but for how long a goodbye may take.
 BRIEF = """
 import sys
-import tidegate.cli.working, tidegate.client.app, tidegate.fleet.parent
-tidegate.cli.working.GOODBYE_S = tidegate.client.app.GOODBYE_S = 0.5
-tidegate.fleet.parent._LOOK_S = 0.05
+import tidegate.cli.worker, tidegate.client.app, tidegate.fleet.process
+tidegate.cli.worker.EXIT_MESSAGE_S = tidegate.client.app.EXIT_MESSAGE_S = 0.5
+tidegate.fleet.process._PARENT_POLL_S = 0.05
 from tidegate.cli import main
 main()
 """
 # Starts what its arguments say, which is to end with it.
 PARENT = """
 import os, subprocess, sys
-from tidegate.fleet.parent import for_child
+from tidegate.fleet.process import child_environment as for_child
 subprocess.run(sys.argv[1:], env={**os.environ, **for_child()})
 """
 

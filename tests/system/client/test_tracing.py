@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from places import SUPPORT
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.node.server import Node
 from tidegate.storage.memory import MemoryStore
 
 APPLICATION = SUPPORT / "traced_application.py"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from serving_console import console_of
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.node.server import Node
 
 EXAMPLES = [3, pytest.param(30, marks=pytest.mark.only_with_all)]
 # Against hanging; it says nothing about speed.

@@ -17,10 +17,10 @@ from elastic import Load, Watched, clients, running
 from places import SUPPORT
 from waiting import eventually_async
 
-from tidegate.core.fleet import MachineInfo, MachineState
-from tidegate.core.steering import Boot, Halt, Place
-from tidegate.lab.faults.deployment import Deployment, deployed
-from tidegate.storage.postgres import PostgresStore
+from tidegate.core.decisions import Boot, Halt, Place
+from tidegate.core.machines import MachineInfo, MachineState
+from tidegate.storage.postgres.store import PostgresStore
+from tidegate_lab.faults.deployment import Deployment, deployed
 
 # A machine is some processes, which take their time to start beside everything else.
 pytestmark = pytest.mark.timeout(240)

@@ -15,8 +15,7 @@ from places import DOCS
 from reader import Block, Reader, parts_of
 from waiting import eventually
 
-from tidegate.pipeline.class_archive import archive_of
-from tidegate.pipeline.java import find_java
+from tidegate.pipeline.session import archive_of, find_java
 
 PAGE = DOCS / "how-to" / "my-spark-cluster.md"
 AGREEMENT = """

@@ -12,11 +12,10 @@ from types import ModuleType
 
 import pytest
 from places import ROOT
+from reference import SCALING_TEXTS, SETTING_TEXTS, names
 
-from tidegate.cli.command_reference import names
-from tidegate.cli.settings.settings import SECTIONS
-from tidegate.cli.settings_reference import SAYS, SCALING_SAYS
-from tidegate.core.scaling_words import KEYS
+from tidegate.cli.settings import SECTIONS
+from tidegate.core.topology import KEYS
 
 # What a browser fetches by itself; a link that a reader may follow is another matter.
 FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
@@ -108,8 +107,8 @@ def _hooks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_every_setting_is_explained_and_nothing_that_is_none() -> None:
     keys = {f"{section}.{key}" for section, fields in SECTIONS.items() for key in fields}
-    assert set(SAYS) == keys
-    assert set(SCALING_SAYS) == {*KEYS, "prefetch"}
+    assert set(SETTING_TEXTS) == keys
+    assert set(SCALING_TEXTS) == {*KEYS, "prefetch"}
 
 
 def test_every_command_stands_in_the_reference() -> None:

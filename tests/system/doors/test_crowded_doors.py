@@ -8,7 +8,7 @@ import http.client
 import pytest
 from crowded_door import crowd_at, door_before_a_shop
 
-from tidegate.core.hosting import Engine
+from tidegate.core.services import Engine
 
 IDLE, SLOW = 1200, 300
 CONNECTIONS, REQUESTS = 10, 10

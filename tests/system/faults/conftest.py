@@ -9,9 +9,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from tidegate.lab.peers.server import temporary_folder
 from tidegate.storage.embedded import EmbeddedPostgres
-from tidegate.storage.embedded_server import DATABASE, ROLE, SUPERUSER
+from tidegate.storage.postgres_server import DATABASE, ROLE, SUPERUSER
+from tidegate_lab.peers.servers import temporary_folder
 
 
 @pytest.fixture(scope="session")

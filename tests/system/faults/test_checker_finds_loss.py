@@ -10,14 +10,12 @@ from free_ports import free_ports
 from waiting import eventually
 
 import tidegate
-from tidegate.lab.checker import Verdict
-from tidegate.lab.faults.clients import clients_in
-from tidegate.lab.faults.deployment import joined_node
-from tidegate.lab.faults.injector import kill_postgres, kill_process
-from tidegate.lab.history import MessageKey
-from tidegate.lab.peers.server import temporary_folder
-from tidegate.lab.stored_messages import stored_messages
+from tidegate.demo.evidence import stored_messages
+from tidegate.demo.history import CheckResult, MessageKey
 from tidegate.storage.embedded import EmbeddedPostgres
+from tidegate_lab.faults.clients import clients_in
+from tidegate_lab.faults.deployment import joined_node, kill_postgres, kill_process
+from tidegate_lab.peers.servers import temporary_folder
 
 QUEUE = "orders"
 # A commit is reported before its log leaves shared memory, and stays there: nobody writes it.
@@ -41,7 +39,7 @@ def stop_the_log_writer(postgres: EmbeddedPostgres) -> None:
     writer.suspend()
 
 
-def verdict_after_a_crash_of_everything(settings: dict[str, str]) -> Verdict:
+def verdict_after_a_crash_of_everything(settings: dict[str, str]) -> CheckResult:
     port = free_ports()
     with temporary_folder("crash") as folder:
         postgres = EmbeddedPostgres(folder / "data", settings=settings)

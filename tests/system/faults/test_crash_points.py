@@ -11,9 +11,10 @@ from free_ports import free_ports
 from waiting import LIMIT_S
 
 import tidegate
-from tidegate.core.crash import MOVE_POINTS, PATH_POINTS, VARIABLE
-from tidegate.lab.faults.clients import clients_in
-from tidegate.lab.faults.deployment import joined_node, stored_messages
+from tidegate.core.runtime import CRASH_VARIABLE, MOVE_POINTS, PATH_POINTS
+from tidegate.demo.evidence import stored_messages
+from tidegate_lab.faults.clients import clients_in
+from tidegate_lab.faults.deployment import joined_node
 
 QUEUE = "orders"
 
@@ -31,7 +32,7 @@ def test_nothing_confirmed_is_lost_by_a_crash(store: tuple[str, Path], point: st
     queue = f"{QUEUE}-{point}"
     port = free_ports()
     with clients_in(folder / point) as clients:
-        crashing = {VARIABLE: f"{point}:30"}
+        crashing = {CRASH_VARIABLE: f"{point}:30"}
         with joined_node(url, folder, port=port, environment=crashing) as node:
             asyncio.run(make_queue(node.address, queue))
             clients.add_consumer("c1", node.address, queue)
@@ -84,7 +85,7 @@ def test_a_dead_letter_is_in_one_queue_and_not_in_two(store: tuple[str, Path], p
     queue = f"{QUEUE}-{point}"
     port = free_ports()
     # Given a node that will die while it moves dead letters
-    crashing = {VARIABLE: f"{point}:3"}
+    crashing = {CRASH_VARIABLE: f"{point}:3"}
     with joined_node(url, folder, port=port, environment=crashing) as node:
         asyncio.run(make_queue(node.address, queue))
         with pytest.raises(tidegate.TidegateError):

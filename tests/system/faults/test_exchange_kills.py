@@ -13,21 +13,17 @@ from pathlib import Path
 import pytest
 from waiting import LIMIT_S, eventually_async
 
-from tidegate.client.address import parse_url
-from tidegate.client.link import Answered, Link
-from tidegate.core.crash import EXCHANGE_POINTS, VARIABLE
+from tidegate.client.connection import Response, Transport, parse_url
 from tidegate.core.errors import CallerError, NoMessagesInQueue, NoMessagesRetrieved, RetryLater
-from tidegate.core.model import Mode
-from tidegate.core.replication import ReplicaPlace, ReplicaState
-from tidegate.core.scaling import Range, Scaling, Steering
-from tidegate.lab.faults.deployment import JoinedNode, joined_node
-from tidegate.storage.postgres import PostgresStore
-from tidegate.wire.packet import Packet, Request
-from tidegate.wire.packets.clients import RegisterClient
-from tidegate.wire.packets.cluster import SetOwner
-from tidegate.wire.packets.exchange import Pull
-from tidegate.wire.packets.puts import PutMessages
-from tidegate.wire.packets.reads import ReadMessage
+from tidegate.core.model import ClientMode
+from tidegate.core.runtime import CRASH_VARIABLE, EXCHANGE_POINTS
+from tidegate.core.topology import ControlMode, Range, ReplicaInfo, ReplicaState, Scaling
+from tidegate.protocol.catalogue import RegisterClient
+from tidegate.protocol.cluster import Pull, SetOwner
+from tidegate.protocol.messages import PutMessages, ReadMessage
+from tidegate.protocol.packet import Packet, Request
+from tidegate.storage.postgres.store import PostgresStore
+from tidegate_lab.faults.deployment import JoinedNode, joined_node
 
 MESSAGES = 60
 # The one that dies is to be missed soon. The one that stays is not to be taken for dead.
@@ -48,14 +44,14 @@ def place(store: tuple[str, Path]) -> Iterator[tuple[str, Path, JoinedNode]]:
 class Siblings:
     """Two replicas of a logical queue, as somebody sees them who is connected to one node."""
 
-    link: Link
+    link: Transport
     giver: int
     taker: int
 
     async def ask(self, packet: Request, body: bytes | None = None) -> tuple[Packet, bytes]:
         """As often as it takes."""
 
-        async def answer() -> Answered | None:
+        async def answer() -> Response | None:
             with contextlib.suppress(RetryLater):
                 return await self.link.ask(packet, None if body is None else [body])
             return None
@@ -74,7 +70,7 @@ class Siblings:
         return found
 
 
-async def is_handed_to(address: str, queue_id: int, link: Link, store: PostgresStore) -> bool:
+async def is_handed_to(address: str, queue_id: int, link: Transport, store: PostgresStore) -> bool:
     """Whether the queue is there; where it is not, the node there is ordered to take it.
 
     A node that was too busy for its lease lives on under another number, without its queues.
@@ -96,11 +92,11 @@ async def made(
     queue = await store.create_queue(name, True)
     assert queue is not None
     await store.set_scaling(
-        queue.queue_id, Scaling(replicas=Range(2, 2), steering=Steering.RECOMMEND)
+        queue.queue_id, Scaling(replicas=Range(2, 2), steering=ControlMode.RECOMMEND)
     )
     host, port = parse_url(node.address)[0]
-    link = await Link.open(host, port, lambda *_: None, lambda _: None, 10.0)
-    await link.ask(RegisterClient(f"asker-{name}", Mode.ADMIN))
+    link = await Transport.open(host, port, lambda *_: None, lambda _: None, 10.0)
+    await link.ask(RegisterClient(f"asker-{name}", ClientMode.ADMIN))
     ids: list[int] = []
 
     async def epoch_of_leader() -> int | None:
@@ -108,7 +104,7 @@ async def made(
         epochs = [await store.lead(member) for member in members]
         return next((each for each in epochs if each is not None), None)
 
-    async def added() -> ReplicaPlace | None:
+    async def added() -> ReplicaInfo | None:
         epoch = await epoch_of_leader()
         return None if epoch is None else await store.add_replica(queue.queue_id, epoch)
 
@@ -140,7 +136,7 @@ def test_a_message_is_at_one_replica_whoever_dies_when(
 
     async def run(store: PostgresStore) -> None:
         # Given replicas at two nodes, of which one will die the third time it gets to the point
-        environment = {**SHORT, VARIABLE: f"{point}:3"}
+        environment = {**SHORT, CRASH_VARIABLE: f"{point}:3"}
         with joined_node(url, folder, environment=environment) as victim:
             ends = (victim.address, survivor.address)
             giver, taker = ends if point in GIVER_POINTS else reversed(ends)

@@ -14,11 +14,11 @@ import psycopg
 import pytest
 from waiting import eventually_async
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.core.errors import LimitReached
-from tidegate.node.server import Node
 from tidegate.storage.embedded import EmbeddedPostgres
-from tidegate.storage.postgres import PostgresStore
+from tidegate.storage.postgres.store import PostgresStore
 
 DISK_BYTES = 4 * 1024 * 1024
 BALLAST_BYTES = DISK_BYTES // 2

@@ -14,9 +14,8 @@ from free_ports import free_ports
 from waiting import LIMIT_S, eventually_async
 
 import tidegate
-from tidegate.core.crash import JOINT_POINTS, VARIABLE
-from tidegate.lab.faults.deployment import joined_node
-from tidegate.lab.faults.injector import terminate_backends
+from tidegate.core.runtime import CRASH_VARIABLE, JOINT_POINTS
+from tidegate_lab.faults.deployment import joined_node, terminate_backends
 
 JOBS = 60
 PUBLICATIONS = 100
@@ -113,7 +112,7 @@ def test_a_crash_at_the_commit_leaves_all_or_nothing(
             # Then everything is there, and nothing twice
             await check(second.address, name)
 
-    crashing = {VARIABLE: f"{point}:{nth}"}
+    crashing = {CRASH_VARIABLE: f"{point}:{nth}"}
     with joined_node(url, folder, port=port, environment=crashing) as first:
         asyncio.run(story(first.address))
 

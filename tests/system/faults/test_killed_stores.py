@@ -15,13 +15,13 @@ import pytest
 from waiting import LIMIT_S, eventually
 
 import tidegate
-from tidegate.core.replication import ReplicaState
-from tidegate.lab.faults.clients import clients_in
-from tidegate.lab.faults.deployment import Deployment, deployed
-from tidegate.lab.faults.scale_storm import settings_with
-from tidegate.lab.faults.storm_worker import FOLDER_VARIABLE, QUEUE
-from tidegate.lab.history import read_history
-from tidegate.lab.peers.server import temporary_folder
+from tidegate.core.topology import ReplicaState
+from tidegate.demo.history import read_history
+from tidegate_lab.faults.clients import clients_in
+from tidegate_lab.faults.deployment import Deployment, deployed
+from tidegate_lab.faults.scale_storm import settings_with
+from tidegate_lab.faults.storm_worker import FOLDER_VARIABLE, QUEUE
+from tidegate_lab.peers.servers import temporary_folder
 
 # Confirmed while a store is away: of each producer's 40 tasks none is left waiting for it.
 CONFIRMS_WITHOUT = 600
@@ -91,7 +91,7 @@ def test_a_killed_store_takes_only_its_replicas_with_it_and_brings_them_back(fol
         # Given a queue that is spread over three stores, under load
         mq.create_queue(QUEUE)
         words = ["--min", "1", "--max", "3", "--policy", "load", "--slots", "2"]
-        words += ["--worker", "tidegate.lab.faults.storm_worker:app"]
+        words += ["--worker", "tidegate_lab.faults.storm_worker:app"]
         for word in ("polling_interval=200ms", "inhibition=200ms", "step_max=3"):
             words += ["--set", word]
         command(deployment, "scale", QUEUE, *words)

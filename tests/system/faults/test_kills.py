@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tidegate.lab.checker import Verdict
-from tidegate.lab.faults.kills import KillOptions, KillReport, run_kills
+from tidegate.demo.history import CheckResult
+from tidegate_lab.faults.kills import KillOptions, KillReport, run_kills
 
 
 def assert_nothing_was_lost(report: KillReport) -> None:
@@ -74,7 +74,7 @@ def test_a_run_that_does_not_do_what_it_says_does_not_pass(change: dict[str, obj
         duration_s=60.0,
         recovery_s_median=0.5,
         recovery_s_max=2.0,
-        verdict=Verdict(put=1, confirmed=1, delivered=1, deliveries=1),
+        verdict=CheckResult(put=1, confirmed=1, delivered=1, deliveries=1),
         outcome="pass",
         left_in_store=0,
         client_failures=[],

@@ -12,10 +12,11 @@ import pytest
 from waiting import LIMIT_S, eventually_async
 
 import tidegate
-from tidegate.client import lifeline
-from tidegate.lab.faults.deployment import joined_node, stored_messages
-from tidegate.lab.faults.payload import numbered, numbered_payload
-from tidegate.lab.faults.proxy import TcpProxy
+from tidegate.client import connection
+from tidegate.demo.evidence import stored_messages
+from tidegate.demo.history import numbered, numbered_payload
+from tidegate_lab.faults.deployment import joined_node
+from tidegate_lab.faults.proxy import TcpProxy
 
 _queue_numbers = count(1)
 
@@ -46,7 +47,7 @@ async def queue(node: tuple[str, str]) -> str:
 
 @pytest.fixture
 def quick_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifeline, "_HEARTBEAT_S", 0.2)
+    monkeypatch.setattr(connection, "_HEARTBEAT_S", 0.2)
 
 
 def stored_numbers(node: tuple[str, str], queue: str) -> list[int]:

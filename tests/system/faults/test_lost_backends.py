@@ -8,8 +8,8 @@ from pathlib import Path
 from waiting import LIMIT_S
 
 from tidegate.core.errors import Unavailable
-from tidegate.lab.faults.injector import terminate_backends
-from tidegate.storage.pipeline import PipelineConnection
+from tidegate.storage.postgres.messages import PipelineConnection
+from tidegate_lab.faults.deployment import terminate_backends
 
 QUESTION = b"select 1"
 

@@ -14,8 +14,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tidegate.lab.faults.proxy import TcpProxy
-from tidegate.lab.faults.proxy_process import proxy_at
+from tidegate_lab.faults.proxy import TcpProxy, proxy_at
 
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -15,13 +15,13 @@ from free_ports import free_ports
 from waiting import LIMIT_S, eventually
 
 import tidegate
-from tidegate.core.crash import VARIABLE
-from tidegate.lab.faults.clients import clients_in
-from tidegate.lab.faults.deployment import joined_node
-from tidegate.lab.history import read_history
+from tidegate.core.runtime import CRASH_VARIABLE
+from tidegate.demo.history import read_history
 from tidegate.telemetry.compaction import run_round
-from tidegate.telemetry.housekeeping import Plan
 from tidegate.telemetry.lake import Lake
+from tidegate.telemetry.recorder import CompactionPlan
+from tidegate_lab.faults.clients import clients_in
+from tidegate_lab.faults.deployment import joined_node
 
 QUEUE = "orders"
 RATE_PER_S, TASKS, PREFETCH = 500, 50, 200
@@ -117,7 +117,7 @@ def test_a_node_that_dies_while_it_writes_leaves_no_broken_file(
     where = folder / point / "lake"
     lake = Lake(str(where))
     port = free_ports()
-    crashing = environment(where) | {VARIABLE: f"{point}:6"}
+    crashing = environment(where) | {CRASH_VARIABLE: f"{point}:6"}
     with joined_node(url, folder, port=port, environment=crashing) as node:
         assert node.process.wait(LIMIT_S) == -signal.SIGKILL
 
@@ -130,7 +130,7 @@ def test_a_node_that_dies_while_it_writes_leaves_no_broken_file(
 
     # Its next life clears up after it.
     writer = f"{socket.gethostname()}-{port}"
-    done = run_round(Plan(lake=str(where), writer=writer, run="next", now_s=time.time()))
+    done = run_round(CompactionPlan(lake=str(where), writer=writer, run="next", now_s=time.time()))
     assert done.leftovers_deleted == len(hidden)
 
 

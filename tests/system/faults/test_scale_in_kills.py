@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.core.crash import MACHINE_POINTS, STEERING_POINTS
-from tidegate.lab.faults.succession import SuccessionOptions, SuccessionReport, run_succession
+from tidegate.core.runtime import MACHINE_POINTS, STEERING_POINTS
+from tidegate_lab.faults.succession import SuccessionOptions, SuccessionReport, run_succession
 
 # In the order in which a leader gets to them.
 SCALE_OUT = (

@@ -11,10 +11,9 @@ import psutil
 import pytest
 from waiting import LIMIT_S, eventually
 
-from tidegate.lab.checker import Verdict
-from tidegate.lab.faults.deployment import deployed
-from tidegate.lab.faults.injector import Injector
-from tidegate.lab.faults.scale_storm import (
+from tidegate.demo.history import CheckResult
+from tidegate_lab.faults.deployment import FaultInjector, deployed
+from tidegate_lab.faults.scale_storm import (
     LEADER,
     VICTIMS,
     StormOptions,
@@ -35,7 +34,7 @@ GOOD = StormReport(
     carried_out=9,
     slowest_s=6.0,
     duration_s=60.0,
-    verdict=Verdict(put=1, confirmed=1, delivered=1, deliveries=1),
+    verdict=CheckResult(put=1, confirmed=1, delivered=1, deliveries=1),
     outcome="pass",
     left_in_store=0,
     client_failures=[],
@@ -115,7 +114,7 @@ def test_every_kill_of_the_leader_hits_whoever_leads_then(tmp_path: Path) -> Non
     settings = tmp_path / "tidegate.toml"
     settings.write_text(settings_with(2.0))
     with deployed(nodes=2, environment={"TIDEGATE_CONFIG": str(settings)}) as deployment:
-        injector = Injector(deployment)
+        injector = FaultInjector(deployment)
         struck_at = []
 
         def living_leader() -> tuple[int, str] | None:

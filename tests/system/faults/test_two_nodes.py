@@ -16,11 +16,10 @@ from waiting import LIMIT_S, eventually
 
 import tidegate
 from tidegate.core.errors import TidegateError
-from tidegate.lab.faults.clients import clients_in
-from tidegate.lab.faults.deployment import JoinedNode, joined_node, stored_messages
-from tidegate.lab.faults.injector import kill_process
-from tidegate.lab.faults.payload import numbered_payload
-from tidegate.lab.history import Event, MessageKey
+from tidegate.demo.evidence import stored_messages
+from tidegate.demo.history import HistoryEvent, MessageKey, numbered_payload
+from tidegate_lab.faults.clients import clients_in
+from tidegate_lab.faults.deployment import JoinedNode, joined_node, kill_process
 
 # The owner is to be missed soon: Tidegate's own default. The other is not to be taken for dead.
 SHORT, LONG = {"TIDEGATE_NODE__LEASE": "3s"}, {"TIDEGATE_NODE__LEASE": "6s"}
@@ -150,7 +149,7 @@ class LateDeliveries:
         self._is_over = False
         self.count = 0
 
-    def __call__(self, event: Event) -> bool:
+    def __call__(self, event: HistoryEvent) -> bool:
         """Whether it is one; events come in the order of their times."""
         if event.op != "deliver":
             return False

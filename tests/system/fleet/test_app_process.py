@@ -16,12 +16,12 @@ from hosted_modules import BAD_START, body_of, write_shop
 from waiting import eventually_async
 
 from tidegate.core.errors import Unavailable
-from tidegate.fleet.app_process import AppProcess
-from tidegate.fleet.parent import identity_of
+from tidegate.fleet.applications import AppProcess
+from tidegate.fleet.process import process_identity
 
 KEEPER = """
 import asyncio
-from tidegate.fleet.app_process import AppProcess
+from tidegate.fleet.applications import AppProcess
 async def main():
     shop = AppProcess("shop:app")
     await shop.start()
@@ -132,4 +132,4 @@ async def test_it_ends_with_whoever_started_it(tmp_path: Path) -> None:
     pid = int(await keeper.stdout.readline())
     keeper.kill()
     await keeper.wait()
-    await eventually_async(lambda: identity_of(pid) is None)
+    await eventually_async(lambda: process_identity(pid) is None)

@@ -14,11 +14,10 @@ import pytest
 from places import SUPPORT
 from waiting import eventually_async
 
-from tidegate.fleet import replica_workers
-from tidegate.fleet.bounded_command import run_command
-from tidegate.fleet.child_process import ChildProcess
-from tidegate.fleet.parent import identity_of
-from tidegate.fleet.replica_workers import ReplicaWorkers
+from tidegate.fleet import processes
+from tidegate.fleet.process import ChildProcess, process_identity
+from tidegate.fleet.processes import ReplicaWorkers
+from tidegate.fleet.providers import run_command
 
 # What a helper lives is ten times as long: whoever waits for it is found out.
 PATIENCE_S = 60.0
@@ -26,7 +25,7 @@ NODE = "tidegate://127.0.0.1:1"
 LOUD = "import sys\nfor _ in range(1000): sys.stderr.write('x' * 999 + chr(10))"
 KEEPER = f"""
 import asyncio, sys
-from tidegate.fleet.child_process import ChildProcess
+from tidegate.fleet.process import ChildProcess
 async def main():
     child = ChildProcess([sys.executable, "-S", "-c", {LOUD!r}], {{}})
     await child.start()
@@ -60,7 +59,7 @@ def helper(tmp_path: Path) -> Iterator[Path]:
 def end(helper: Path) -> None:
     pid = int(helper.read_text())
     helper.unlink()
-    assert identity_of(pid) is not None, "it lives on"
+    assert process_identity(pid) is not None, "it lives on"
     os.kill(pid, signal.SIGKILL)
 
 
@@ -120,8 +119,8 @@ def test_a_worker_that_not_even_a_kill_ends_is_left_behind(
 
     _have_jobs(monkeypatch, helper.parent)
     monkeypatch.setenv("JOBS_DEAF", "yes")
-    monkeypatch.setattr(replica_workers, "_GOODBYE_S", 0.1)
-    monkeypatch.setattr(replica_workers, "_KILLED_S", 0.1)
+    monkeypatch.setattr(processes, "_EXIT_S", 0.1)
+    monkeypatch.setattr(processes, "_KILLED_S", 0.1)
     kill = ChildProcess.kill
     # As one is whom the kernel has in the middle of something.
     monkeypatch.setattr(ChildProcess, "kill", lambda child: deaf.append(child))

@@ -16,15 +16,13 @@ from expiring import expire_when
 from waiting import eventually_async
 
 from tidegate.core.errors import InvalidValue, LimitReached, Unavailable
-from tidegate.core.fleet import Machine, MachineInfo, MachineState
-from tidegate.core.scaling import Provisioning
-from tidegate.fleet.bounded_command import run_command
-from tidegate.fleet.command_template import CommandTemplate
+from tidegate.core.machines import Machine, MachineInfo, MachineState
+from tidegate.core.topology import Provisioning
 from tidegate.fleet.fleet import Fleet, FleetOptions
-from tidegate.fleet.parent import identity_of
-from tidegate.fleet.providers.command import CommandProvider, parse_machines
+from tidegate.fleet.process import process_identity
+from tidegate.fleet.providers import CommandProvider, CommandTemplate, parse_machines, run_command
 from tidegate.storage.memory import MemoryStore
-from tidegate.storage.postgres import PostgresStore
+from tidegate.storage.postgres.store import PostgresStore
 
 # A cloud in a folder: a file for each machine that it runs.
 BOOT = "sh -c 'echo {id} running {host} > machine-{id}; echo {slots} {fleet} >> orders'"
@@ -98,7 +96,7 @@ async def test_a_command_that_hangs_is_killed_with_everything_that_it_has_starte
         "the boot command did not end within 2s and was killed; it said: waiting"
     )
     child = int((cloud / "child").read_text())
-    await eventually_async(lambda: identity_of(child) is None)
+    await eventually_async(lambda: process_identity(child) is None)
 
 
 async def test_what_a_command_leaves_behind_in_the_background_is_not_waited_for(
@@ -108,7 +106,7 @@ async def test_what_a_command_leaves_behind_in_the_background_is_not_waited_for(
     await run_command("boot", ["sh", "-c", "sleep 600 & echo $! > child"], 60.0)
 
     child = int((cloud / "child").read_text())
-    assert identity_of(child) is not None, "it lives on"
+    assert process_identity(child) is not None, "it lives on"
     os.kill(child, signal.SIGKILL)
 
 

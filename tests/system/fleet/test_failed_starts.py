@@ -13,15 +13,17 @@ from typing import Any
 import pytest
 from waiting import eventually
 
-from tidegate.cli.house import House
-from tidegate.cli.settings.settings import Settings
+from tidegate.cli.settings import Settings
+from tidegate.cli.wiring import LocalCluster
 from tidegate.core.errors import Unavailable
-from tidegate.fleet import announced_process
-from tidegate.fleet.announced_process import AnnouncedProcess
-from tidegate.fleet.console_process import ConsoleProcess
-from tidegate.fleet.door_process import DoorProcess
-from tidegate.fleet.node_process import NodeProcess
-from tidegate.fleet.start_patience import StartPatience
+from tidegate.fleet import processes
+from tidegate.fleet.processes import (
+    ConsoleProcess,
+    DoorProcess,
+    NodeProcess,
+    StartPatience,
+    SupervisedProcess,
+)
 
 WORD = "import os; os.write(int(os.environ['TIDEGATE_READY_FD']), b'{} \\n')"
 STORE = "postgresql:///nobody"
@@ -62,7 +64,7 @@ def test_a_start_that_fails_is_told_in_words_and_leaves_nothing_open(
     starts: Callable[[str], Starts],
 ) -> None:
     starts("tidegate://127.0.0.1:1").is_full = True
-    child = AnnouncedProcess("a node", ("tidegate://",), None)
+    child = SupervisedProcess("a node", ("tidegate://",), None)
     before = sorted(Path("/proc/self/fd").iterdir())
 
     with pytest.raises(Unavailable, match="a node cannot be started: Resource temporarily"):
@@ -81,7 +83,7 @@ def test_a_node_is_waited_for_while_it_works_and_ended_when_it_does_not(
     waits = f"import os; open({str(gate)!r}).read(); "
     word = WORD.format("tidegate://127.0.0.1:1")
     monkeypatch.setattr(StartPatience, "IDLE_S", 0.05)
-    monkeypatch.setattr(announced_process, "_LOOK_S", 0.02)
+    monkeypatch.setattr(processes, "_LOOK_S", 0.02)
     looks = 0
 
     def works(pid: int) -> float:
@@ -91,13 +93,13 @@ def test_a_node_is_waited_for_while_it_works_and_ended_when_it_does_not(
             gate.write_text("speak")
         return float(looks)
 
-    child = AnnouncedProcess("a node", ("tidegate://",), None)
-    monkeypatch.setattr(announced_process, "processor_s", works)
+    child = SupervisedProcess("a node", ("tidegate://",), None)
+    monkeypatch.setattr(processes, "processor_s", works)
     child.start([sys.executable, "-S", "-c", waits + word], dict(os.environ))
     assert child.line() == "tidegate://127.0.0.1:1"
     child.wait(60.0)
 
-    monkeypatch.setattr(announced_process, "processor_s", lambda pid: 1.0)
+    monkeypatch.setattr(processes, "processor_s", lambda pid: 1.0)
     child.start([sys.executable, "-S", "-c", waits + word], dict(os.environ))
     with pytest.raises(Unavailable, match="a node did not get anywhere as it started"):
         child.line()
@@ -108,7 +110,7 @@ def test_a_node_that_cannot_be_started_is_started_later_and_the_others_run_on(
     starts: Callable[[str], Starts], tmp_path: Path
 ) -> None:
     computer = starts("tidegate://127.0.0.1:1")
-    house = House(Settings(), tmp_path)
+    house = LocalCluster(Settings(), tmp_path)
     node = NodeProcess([STORE], 0, None)
     house._nodes = [node]
     node.start()

@@ -9,7 +9,7 @@ from led_fleet import FleetUnderTest
 from waiting import eventually_async
 
 from tidegate.core.errors import RetryLater
-from tidegate.core.fleet import Machine, MachineInfo, MachineState
+from tidegate.core.machines import Machine, MachineInfo, MachineState
 from tidegate.fleet.fleet import Fleet, FleetOptions
 from tidegate.telemetry.lake import Lake
 from tidegate.telemetry.recorder import Recorder, RecorderOptions

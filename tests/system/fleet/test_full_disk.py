@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from led_fleet import FleetUnderTest
 
-from tidegate.core.fleet import MachineState
+from tidegate.core.machines import MachineState
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from hosted_modules import body_of, write_shop
 from led_fleet import kill
 from waiting import eventually_async
 
-from tidegate.core.hosting import Instance, InstanceState, ServiceSpec
-from tidegate.fleet import app_instance, app_process
-from tidegate.fleet.app_instance import AppOptions
-from tidegate.fleet.hosted_instances import HostedInstances
-from tidegate.fleet.package import packed
+from tidegate.core.services import Instance, InstanceState, ServiceSpec
+from tidegate.fleet import applications
+from tidegate.fleet import applications as app_process
+from tidegate.fleet.applications import AppOptions, HostedInstances
+from tidegate.fleet.packages import pack_code
 from tidegate.storage.memory import MemoryStore
 
 SHOP = ServiceSpec(name="shop", target="shop:app", agreement="")
@@ -74,7 +74,7 @@ async def test_a_new_version_is_started_beside_the_old_one_and_a_broken_one_leav
     store, code = machine.store, tmp_path / "code"
 
     async def deploy() -> None:
-        digest = await store.put_package(packed(code))
+        digest = await store.put_package(pack_code(code))
         await store.deploy(msgspec.structs.replace(SHOP, package=digest))
 
     write_shop(code, "old")
@@ -147,8 +147,8 @@ async def test_one_that_starts_slowly_is_told_of_and_one_that_hangs_is_started_a
     machine: OneMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, seconds in (("_LATE_S", 0.1), ("_TOO_LATE_S", 0.2), ("_HANGS_S", 0.3)):
-        monkeypatch.setattr(app_instance, name, seconds)
-    monkeypatch.setattr(app_instance, "_ASK_EVERY_S", 0.05)
+        monkeypatch.setattr(applications, name, seconds)
+    monkeypatch.setattr(applications, "_ASK_EVERY_S", 0.05)
     monkeypatch.setattr(app_process, "HEALTH_ANSWER_S", 0.1)
     code = write_shop(tmp_path / "code")
     text = (code / "shop.py").read_text()

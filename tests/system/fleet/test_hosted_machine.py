@@ -10,8 +10,8 @@ from hosted_modules import body_of, write_shop
 from led_fleet import FleetUnderTest, kill
 from waiting import eventually_async
 
-from tidegate.core.hosting import Instance, InstanceState, ServiceSpec
-from tidegate.fleet.parent import identity_of
+from tidegate.core.services import Instance, InstanceState, ServiceSpec
+from tidegate.fleet.process import process_identity
 
 SHOP = ServiceSpec(name="shop", target="shop:app", agreement="")
 
@@ -72,5 +72,5 @@ async def test_an_instance_lives_in_a_slot_is_kept_alive_and_ends_when_nobody_wa
     await fleet.until_detail(machine.machine_id, "2 instances are assigned to 1 slots")
     pid = int((await body_of(again.address)).split()[2])
     assert await fleet.store.remove_instance(number, fleet.epoch)
-    await eventually_async(lambda: identity_of(pid) is None)
+    await eventually_async(lambda: process_identity(pid) is None)
     await hosting.until_ready(second)

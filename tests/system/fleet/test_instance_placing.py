@@ -18,10 +18,10 @@ from places import SUPPORT
 from waiting import eventually_async
 
 import tidegate
-from tidegate.core.crash import VARIABLE
-from tidegate.core.fleet import MachineState
-from tidegate.core.hosting import InstanceState
-from tidegate.fleet.parent import identity_of
+from tidegate.core.machines import MachineState
+from tidegate.core.runtime import CRASH_VARIABLE
+from tidegate.core.services import InstanceState
+from tidegate.fleet.process import process_identity
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def test_instances_get_slots_and_get_others_when_their_machine_is_killed(
     for number in (one, two):
         assert (await body_of(after[number].address or "")).endswith(f"instance {number}")
     await eventually_async(
-        lambda: all(identity_of(pid) is None for pid in pids), "they end with it"
+        lambda: all(process_identity(pid) is None for pid in pids), "they end with it"
     )
 
 
@@ -82,7 +82,7 @@ async def test_a_leader_that_is_killed_in_the_middle_of_an_order_is_followed_by_
         stdout=asyncio.subprocess.PIPE,
         env={
             **os.environ,
-            VARIABLE: dies_at,
+            CRASH_VARIABLE: dies_at,
             "PYTHONPATH": os.pathsep.join([str(SUPPORT.parent), *sys.path]),
         },
     )

@@ -8,7 +8,7 @@ from led_fleet import FleetUnderTest, kill
 from waiting import eventually_async
 
 import tidegate
-from tidegate.core.replication import ReplicaState
+from tidegate.core.topology import ReplicaState
 
 WORKER = ("worker", "jobs:app")
 

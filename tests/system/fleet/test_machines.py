@@ -18,9 +18,9 @@ from waiting import eventually_async
 
 import tidegate
 from tidegate.core.errors import StaleEpoch
-from tidegate.core.fleet import Machine, MachineState
-from tidegate.fleet.node_process import NodeProcess
-from tidegate.fleet.parent import KEEPER_VARIABLE, identity_of
+from tidegate.core.machines import Machine, MachineState
+from tidegate.fleet.process import KEEPER_VARIABLE, process_identity
+from tidegate.fleet.processes import NodeProcess
 
 
 async def test_a_machine_boots_joins_and_halts_with_all_its_processes(
@@ -108,7 +108,7 @@ async def test_halting_ends_what_neither_answers_nor_has_a_parent(fleet: FleetUn
 
     assert fleet.tree(machine.machine_id).members() == []
     # The kernel takes its environment from it before its pid.
-    await eventually_async(lambda: identity_of(node) is None)
+    await eventually_async(lambda: process_identity(node) is None)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 async def test_a_pid_that_another_process_has_got_is_left_alone(
     fleet: FleetUnderTest, bystander: subprocess.Popen[bytes]
 ) -> None:
-    found = identity_of(bystander.pid)
+    found = process_identity(bystander.pid)
     assert found is not None
     order = {"machine_id": 9, "slots": 1, "process": [bystander.pid, found.started - 1]}
     (fleet.machines_folder / "9.json").write_bytes(msgspec.json.encode(order))
@@ -173,7 +173,7 @@ async def test_a_machine_ends_with_whoever_keeps_it(
     bystander: subprocess.Popen[bytes],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(KEEPER_VARIABLE, str(identity_of(bystander.pid)))
+    monkeypatch.setenv(KEEPER_VARIABLE, str(process_identity(bystander.pid)))
     machine = await fleet.booted()
 
     bystander.kill()

@@ -11,11 +11,9 @@ import pytest
 from led_fleet import LEASE_S, FleetUnderTest, kill
 from places import DOCS
 
-from tidegate.cli.settings.document import as_document
-from tidegate.cli.settings.reader import load_settings
-from tidegate.core.fleet import MachineState
-from tidegate.fleet.command_template import CommandTemplate
-from tidegate.fleet.providers.command import CommandProvider
+from tidegate.cli.settings import as_document, load_settings
+from tidegate.core.machines import MachineState
+from tidegate.fleet.providers import CommandProvider, CommandTemplate
 
 PAGE = DOCS / "fleet.md"
 

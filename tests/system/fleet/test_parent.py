@@ -9,11 +9,11 @@ import sys
 
 from waiting import eventually_async
 
-from tidegate.fleet.parent import identity_of
+from tidegate.fleet.process import process_identity
 
 DEAF = """
 import os, signal, threading
-from tidegate.fleet import parent
+from tidegate.fleet import process as parent
 look, looked = os.getppid, threading.Semaphore(0)
 def getppid():
     looked.release()
@@ -30,7 +30,7 @@ threading.Event().wait()
 """
 PARENT = f"""
 import os, subprocess, sys, time
-from tidegate.fleet.parent import for_child
+from tidegate.fleet.process import child_environment as for_child
 subprocess.Popen([sys.executable, "-c", {DEAF!r}], env={{**os.environ, **for_child()}})
 time.sleep(3600)
 """
@@ -47,9 +47,9 @@ async def test_one_that_does_not_listen_outlives_its_parent_by_its_patience_only
     assert parent.stdout is not None
     try:
         pid = int(await parent.stdout.readline())
-        assert identity_of(pid) is not None, "its parent lives, and so does it"
+        assert process_identity(pid) is not None, "its parent lives, and so does it"
     finally:
         parent.kill()
         await parent.wait()
 
-    await eventually_async(lambda: identity_of(pid) is None)
+    await eventually_async(lambda: process_identity(pid) is None)

@@ -10,8 +10,8 @@ from led_fleet import kill
 from places import SUPPORT
 from waiting import eventually_async
 
-from tidegate.fleet import replica_workers
-from tidegate.fleet.replica_workers import ReplicaWorkers
+from tidegate.fleet import processes
+from tidegate.fleet.processes import ReplicaWorkers
 
 NODE = "tidegate://127.0.0.1:1"
 Started = Callable[[str], ReplicaWorkers]
@@ -44,7 +44,7 @@ async def adjusted(workers: ReplicaWorkers) -> str:
 async def test_a_module_that_hangs_in_its_import_is_reported(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_workers, "_IMPORT_S", 0.5)
+    monkeypatch.setattr(processes, "_IMPORT_S", 0.5)
     workers = started("hanging_jobs:app")
 
     trouble = await trouble_of(workers)
@@ -58,11 +58,11 @@ async def test_a_module_that_hangs_in_its_import_is_reported(
 async def test_a_module_that_was_imported_is_not_late(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_workers, "_IMPORT_S", 0.0)
+    monkeypatch.setattr(processes, "_IMPORT_S", 0.0)
     workers = started("jobs:app")
     assert "still imports" in await trouble_of(workers)
 
-    monkeypatch.setattr(replica_workers, "_GOT_SOMEWHERE_S", 0.0)
+    monkeypatch.setattr(processes, "_GOT_SOMEWHERE_S", 0.0)
 
     async def is_well() -> bool:
         await workers.adjust(1, NODE, {})

@@ -16,9 +16,9 @@ from places import SUPPORT
 from waiting import eventually
 
 import tidegate
-from tidegate.core.fleet import FleetInfo, MachineState
-from tidegate.fleet.parent import identity_of
-from tidegate.lab.faults.deployment import Deployment, deployed
+from tidegate.core.machines import FleetInfo, MachineState
+from tidegate.fleet.process import process_identity
+from tidegate_lab.faults.deployment import Deployment, deployed
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def end_up(deployment: Deployment, number: int) -> None:
     assert len(machines) == 2
     below = [child for machine in machines for child in machine.children(recursive=True)]
     assert below
-    living = [identity_of(one.pid) for one in (*machines, *below)]
+    living = [process_identity(one.pid) for one in (*machines, *below)]
 
     os.kill(deployment.up_pid, number)
 

@@ -15,9 +15,9 @@ from http_client import Connection, ask
 from plain_server import Serve, plain_server
 from waiting import eventually_async
 
-from tidegate.gateway import Gateway, GatewayLimits, HealthCheck, ServerAddress
-from tidegate.gateway.front import Front
-from tidegate.laws.ejection import EjectionSettings, Standing
+from tidegate.gateway.gateway import Gateway, GatewayLimits, GatewayState
+from tidegate.gateway.servers import HealthCheck, ServerAddress
+from tidegate.laws.http.balancing import EjectionSettings, ServerState
 
 
 @pytest.fixture
@@ -54,11 +54,11 @@ async def test_a_server_killed_under_load_fails_no_request_that_may_be_repeated(
         await eventually_async(warmed_up, "load on both")
         dead, alive = gateway.servers
         await processes[0].kill()
-        await eventually_async(lambda: dead.ejection.standing is Standing.EJECTED)
+        await eventually_async(lambda: dead.ejection.standing is ServerState.EJECTED)
         killed.set()
         await asyncio.gather(*load)
         assert statuses.keys() == {200}
-        assert alive.ejection.standing is Standing.HEALTHY
+        assert alive.ejection.standing is ServerState.HEALTHY
 
         # It comes back where it was, and gets its part again.
         answered = dead.meters.answered.total
@@ -129,7 +129,7 @@ async def test_a_post_that_never_reached_a_server_goes_to_another() -> None:
         async with Gateway([nobody, shop.address], "round-robin") as gateway:
             answers = [await ask(gateway.port, "/length", "POST", b"x" * 9) for _ in range(4)]
             assert [one.body for one in answers] == [b"9"] * 4
-            assert gateway.servers[0].ejection.standing is Standing.EJECTED
+            assert gateway.servers[0].ejection.standing is ServerState.EJECTED
         assert len(shop.app.requests) == 4
 
 
@@ -145,7 +145,7 @@ async def test_an_ejected_server_gets_nothing_and_returns_when_its_checks_pass()
             shops[0].app.well = False
 
             async def ejected() -> bool:
-                return sick.ejection.standing is Standing.EJECTED
+                return sick.ejection.standing is ServerState.EJECTED
 
             await eventually_async(ejected, "the checks fail")
             assert "503" in sick.ejection.why
@@ -153,7 +153,7 @@ async def test_an_ejected_server_gets_nothing_and_returns_when_its_checks_pass()
             shops[0].app.well = True
 
             async def healthy() -> bool:
-                return sick.ejection.standing is Standing.HEALTHY
+                return sick.ejection.standing is ServerState.HEALTHY
 
             await eventually_async(healthy, "the checks pass")
             assert {(await ask(gateway.port)).body for _ in range(20)} == {b"a", b"b"}
@@ -175,7 +175,7 @@ async def test_a_server_that_hangs_is_ejected_and_the_others_serve() -> None:
             assert gateway._front is not None
             gateway._front.sweep(time.monotonic() + GatewayLimits().answer_timeout_s + 1.0)
             assert Counter([(await one).status for one in asked]) == {200: 4, 504: 4}
-            assert gateway.servers[0].ejection.standing is Standing.EJECTED
+            assert gateway.servers[0].ejection.standing is ServerState.EJECTED
             assert {(await ask(gateway.port)).body for _ in range(10)} == {b"b"}
 
 
@@ -237,8 +237,8 @@ async def test_what_the_gateway_lacks_itself_is_no_fault_of_its_servers(
         ):
             (server,) = gateway.servers
             assert (await first.ask()).status == 200
-            monkeypatch.setattr(Front, "connect", no_descriptors)
-            monkeypatch.setattr("tidegate.gateway.health._asked", unchecked)
+            monkeypatch.setattr(GatewayState, "connect", no_descriptors)
+            monkeypatch.setattr("tidegate.gateway.servers._check_once", unchecked)
             # It has the one connection that there is; another cannot be opened.
             hanging = asyncio.create_task(first.ask("/hang"))
             await asyncio.wait_for(shop.app.arrived.wait(), 60)
@@ -246,7 +246,7 @@ async def test_what_the_gateway_lacks_itself_is_no_fault_of_its_servers(
             assert (refused.status, refused.headers["retry-after"]) == (503, "1")
             assert b"Too many open files" in refused.body
             await asyncio.wait_for(enough.wait(), 60)
-            assert server.ejection.standing is Standing.HEALTHY
+            assert server.ejection.standing is ServerState.HEALTHY
             assert (server.outstanding, server.meters.failed.total) == (1, 0)
             shop.app.go_on.set()
             assert (await hanging).status == 200
@@ -291,4 +291,4 @@ async def test_a_server_that_has_moved_is_not_asked_where_it_was() -> None:
             assert (await lost).status == 502
             assert [(await ask(gateway.port)).body for _ in range(3)] == [b"B"] * 3
             # What broke off there says nothing about it here.
-            assert gateway.servers[0].ejection.standing is Standing.HEALTHY
+            assert gateway.servers[0].ejection.standing is ServerState.HEALTHY

@@ -16,9 +16,9 @@ from backing import PostgresBacking
 from hosted import Hosted, Load
 from waiting import eventually
 
-from tidegate.fleet.parent import KEEPER_VARIABLE, identity_of
-from tidegate.fleet.providers.process import ProcessProvider
-from tidegate.lab.faults.deployment import JoinedNode, joined_node
+from tidegate.fleet.process import KEEPER_VARIABLE, process_identity
+from tidegate.fleet.providers import ProcessProvider
+from tidegate_lab.faults.deployment import JoinedNode, joined_node
 
 ENOUGH = 60
 LEADER = "select address from leader join member using (member_id)"
@@ -39,7 +39,7 @@ def nodes(url: str) -> Iterator[list[JoinedNode]]:
         "TIDEGATE_FLEET__PROVIDER": "process",
         "TIDEGATE_STORE__DATA": str(folder / "data"),
         # Should we be killed, the machines end by themselves.
-        KEEPER_VARIABLE: str(identity_of(os.getpid())),
+        KEEPER_VARIABLE: str(process_identity(os.getpid())),
     }
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)

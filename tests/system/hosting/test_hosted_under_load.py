@@ -20,7 +20,7 @@ from waiting import eventually
 
 from tidegate.cli.door import check_engine
 from tidegate.core.errors import Unavailable
-from tidegate.core.hosting import Engine
+from tidegate.core.services import Engine
 
 ENOUGH = 60
 # What does not depend on the engine is shown with one.

@@ -11,8 +11,8 @@ import pytest
 from knowledge_of import KnowledgeOf
 from matplotlib.image import imread
 
-from tidegate.report.learned import Learned
-from tidegate.report.report import document_of, write_report
+from tidegate.report.page import document_of, write_report
+from tidegate.telemetry.learned import LearnedModels
 
 _QUIET = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -34,7 +34,7 @@ def browser() -> str:
 @pytest.fixture(scope="module")
 def page(an_afternoon: KnowledgeOf, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("page") / "report.html"
-    write_report(document_of(Learned(an_afternoon.folder)), file)
+    write_report(document_of(LearnedModels(an_afternoon.folder)), file)
     return file
 
 

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from lakes import EVERYTHING, events_of, lake_with_everything, plan, visible
 
-from tidegate.core.crash import LAKE_POINTS, VARIABLE
+from tidegate.core.runtime import CRASH_VARIABLE, LAKE_POINTS
 from tidegate.telemetry.compaction import run_round
-from tidegate.telemetry.housekeeping import Round, started
+from tidegate.telemetry.recorder import CompactionRound, start_round
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from tidegate.telemetry.housekeeping import Round, started
 def test_a_round_killed_anywhere_is_finished_by_the_next(tmp_path: Path, point: str) -> None:
     lake = lake_with_everything(tmp_path)
     # Given rounds, each a process, the first of which to come to this point is killed there
-    environment = os.environ | {VARIABLE: point}
+    environment = os.environ | {CRASH_VARIABLE: point}
     command = [sys.executable, "-m", "tidegate.telemetry.compaction"]
     codes = []
     for _ in range(2):
@@ -40,9 +40,9 @@ def test_a_round_killed_anywhere_is_finished_by_the_next(tmp_path: Path, point: 
     assert -signal.SIGKILL in codes
 
     # And rounds that live come to the same end
-    with started(plan(tmp_path, run="later")) as process:
+    with start_round(plan(tmp_path, run="later")) as process:
         outcome_text, _ = process.communicate()
-    assert msgspec.json.decode(outcome_text, type=Round).failure == ""
+    assert msgspec.json.decode(outcome_text, type=CompactionRound).failure == ""
     assert run_round(plan(tmp_path, run="later still")).failure == ""
     assert len(visible(tmp_path)) == 1
     assert lake.files("events", hidden=True) == []

@@ -64,7 +64,7 @@ async def test_another(tidegate_broker):{STORY}
 
 def test_with_no_plugin_at_all(pytester: pytest.Pytester) -> None:
     test = f"""
-from tidegate.testing import run
+from tidegate.testing.virtual_time import run
 def test_one(tidegate_broker):
     async def story():{STORY.replace(chr(10), chr(10) + "    ")}
     run(story())
@@ -76,7 +76,7 @@ def test_a_test_that_asks_for_nothing(tidegate_broker):
 
 def test_a_failed_test_fails_for_its_own_reason(pytester: pytest.Pytester) -> None:
     test = f"""
-from tidegate.testing import run
+from tidegate.testing.virtual_time import run
 def test_one(tidegate_broker):
     async def story():{STORY.replace(chr(10), chr(10) + "    ")}
         async with mq.subscribe("orders"):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tidegate.broker.access import is_loopback
+from tidegate.broker.listener import ConnectionSlot, ConnectionSlots
 from tidegate.core.errors import LimitReached
-from tidegate.node.accounts import is_loopback
-from tidegate.node.admission import Admission, Place
-from tidegate.node.limits import Limits
+from tidegate.core.runtime import NodeLimits
 
 
-def client(places: Admission, address: str, user: str) -> Place:
+def client(places: ConnectionSlots, address: str, user: str) -> ConnectionSlot:
     place = places.arrive(address)
     places.log_in(place, user, is_node=False)
     places.identify(place)
@@ -18,7 +18,7 @@ def client(places: Admission, address: str, user: str) -> Place:
 
 
 def test_strangers_get_half_of_the_places() -> None:
-    places = Admission(Limits(connections_max=10))
+    places = ConnectionSlots(NodeLimits(connections_max=10))
     strangers = [places.arrive(f"10.0.0.{n}") for n in range(5)]
     with pytest.raises(LimitReached, match="have not said who they are"):
         places.arrive("10.0.0.9")
@@ -27,8 +27,10 @@ def test_strangers_get_half_of_the_places() -> None:
 
 
 def test_an_address_and_a_user_have_their_share_and_get_it_back() -> None:
-    limits = Limits(connections_max=100, connections_per_address_max=3, connections_per_user_max=2)
-    places = Admission(limits)
+    limits = NodeLimits(
+        connections_max=100, connections_per_address_max=3, connections_per_user_max=2
+    )
+    places = ConnectionSlots(limits)
     first = client(places, "10.0.0.1", "ann")
     client(places, "10.0.0.2", "ann")
     third = places.arrive("10.0.0.1")
@@ -43,7 +45,7 @@ def test_an_address_and_a_user_have_their_share_and_get_it_back() -> None:
 
 
 def test_other_nodes_do_not_use_up_their_address() -> None:
-    places = Admission(Limits(connections_max=100, connections_per_address_max=2))
+    places = ConnectionSlots(NodeLimits(connections_max=100, connections_per_address_max=2))
     for _ in range(10):
         place = places.arrive("10.0.0.1")
         places.log_in(place, None, is_node=True)
@@ -53,7 +55,7 @@ def test_other_nodes_do_not_use_up_their_address() -> None:
 
 
 def test_nothing_is_left_when_all_have_left() -> None:
-    places = Admission(Limits(connections_max=1000))
+    places = ConnectionSlots(NodeLimits(connections_max=1000))
     taken = [client(places, f"10.0.0.{n % 7}", f"user-{n % 3}") for n in range(50)]
     taken += [places.arrive("10.0.0.1") for _ in range(20)]
     for place in taken:

@@ -11,12 +11,12 @@ from backing import Connect, StartNode, TurnedClock
 from people import PASSWORD, add_user, login, user
 from waiting import eventually_async
 
-from tidegate.access.scram import keys_of
-from tidegate.client.address import parse_url
+from tidegate.broker.access import NODE_USER
+from tidegate.broker.node import Node
+from tidegate.broker.session import Session
 from tidegate.client.client import Client
 from tidegate.client.connect import connect as tidegate_connect
-from tidegate.client.credentials import Credentials
-from tidegate.client.link import Link
+from tidegate.client.connection import Credentials, Transport, parse_url
 from tidegate.core.errors import (
     ClientNotExisting,
     Forbidden,
@@ -26,23 +26,27 @@ from tidegate.core.errors import (
     NotAuthenticated,
     UnexpectedPacket,
 )
-from tidegate.core.users import Grant, Right
-from tidegate.node.accounts import NODE_USER
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
-from tidegate.node.session import Session
+from tidegate.core.model import Grant, Right
+from tidegate.core.runtime import NodeLimits
+from tidegate.protocol.catalogue import (
+    ActFor,
+    Authenticate,
+    CreateQueue,
+    GetQueues,
+    IdentifyClient,
+    Prove,
+    RegisterClient,
+)
+from tidegate.protocol.cluster import Stats
+from tidegate.protocol.connection import ProtocolConnection
+from tidegate.protocol.messages import Subscribe
+from tidegate.protocol.scram import derive_keys
 from tidegate.storage.memory import MemoryStore
-from tidegate.wire.connection import Connection
-from tidegate.wire.packets.clients import IdentifyClient, RegisterClient
-from tidegate.wire.packets.live_numbers import Stats
-from tidegate.wire.packets.login import ActFor, Authenticate, Prove
-from tidegate.wire.packets.queues import CreateQueue, GetQueues
-from tidegate.wire.packets.subscriptions import Subscribe
 
 
-async def open_link(node: Node) -> Link:
+async def open_link(node: Node) -> Transport:
     ((host, port),) = parse_url(node.address)
-    return await Link.open(host, port, lambda *_: None, lambda _: None, 60.0)
+    return await Transport.open(host, port, lambda *_: None, lambda _: None, 60.0)
 
 
 async def test_without_users_this_machine_needs_no_login_and_with_them_it_does(
@@ -183,7 +187,7 @@ async def test_changing_a_user_ends_its_connections_and_only_those(
     if change == "removed":
         await store.remove_user("ann")
     elif change == "another password":
-        await store.set_user_keys("ann", keys_of("another password", iterations=4096))
+        await store.set_user_keys("ann", derive_keys("another password", iterations=4096))
     else:
         await store.set_user_grants("ann", [Grant(Right.READ, "orders")])
     # Nobody tells the nodes: they look, each second.
@@ -213,7 +217,7 @@ async def test_a_user_who_was_made_anew_does_not_inherit(node: Node, connect: Co
 
 
 async def test_a_user_has_only_so_many_connections(start_node: StartNode, connect: Connect) -> None:
-    node = await start_node(limits=Limits(connections_per_user_max=2))
+    node = await start_node(limits=NodeLimits(connections_per_user_max=2))
     for name in ("ann", "bob"):
         await add_user(node, name, read="*")
     first, _ = [await connect(node, credentials=login("ann")) for _ in range(2)]
@@ -227,7 +231,9 @@ async def test_a_user_has_only_so_many_connections(start_node: StartNode, connec
 
 # The clock is turned: no lease of nodes and messages may run out by that, and no client is silent.
 SLOW_READER_S = 100.0
-PATIENT = Limits(slow_reader_s=SLOW_READER_S, lease_s=1e6, heartbeat_s=1e6, delivery_lease_s=1e6)
+PATIENT = NodeLimits(
+    slow_reader_s=SLOW_READER_S, lease_s=1e6, heartbeat_s=1e6, delivery_lease_s=1e6
+)
 
 
 async def test_who_takes_messages_and_does_not_read_them_is_hung_up_on(
@@ -268,7 +274,7 @@ async def test_who_reads_slowly_but_reads_is_not_hung_up_on(
     await mq.create_queue("orders")
     ((host, port),) = parse_url(node.address)
     reader, writer = await asyncio.open_connection(host, port, limit=64 * 1024)
-    wire = Connection(server=False)
+    wire = ProtocolConnection(server=False)
     writer.writelines(wire.send(RegisterClient("slow"), 1))
     await eventually_async(lambda: any(s.client_name == "slow" for s in node.sessions))
     writer.writelines(wire.send(Subscribe(1, 1, 1000), 2))

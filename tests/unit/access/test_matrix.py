@@ -13,51 +13,76 @@ from backing import Connect, StartNode
 from people import add_user, login
 from waiting import eventually_async
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.client.message import Message
-from tidegate.core.by_hand import ByHand
 from tidegate.core.errors import Forbidden, QueueNotExisting, TidegateError
-from tidegate.core.model import Mode, QueuePolicy
-from tidegate.core.replication import Role
-from tidegate.core.scaling import Scaling
-from tidegate.core.users import Right
-from tidegate.node.server import Node
-from tidegate.wire.packet import Ping, Request
-from tidegate.wire.packets.browsing import AcknowledgeIds, GetMessages, GetWaitingIds
-from tidegate.wire.packets.clients import DeleteClient, FindClient, IdentifyClient, RegisterClient
-from tidegate.wire.packets.cluster import GetFleet, GetMembers, SetOwner
-from tidegate.wire.packets.dead_letters import Redrive
-from tidegate.wire.packets.exchange import GiveAway, Pull
-from tidegate.wire.packets.live_numbers import Stats
-from tidegate.wire.packets.login import ActFor, Authenticate, GetRights, Prove
-from tidegate.wire.packets.membership import Join, Leave, MigrateClients
-from tidegate.wire.packets.prefetch import SetConsumerPrefetch, SetPrefetch
-from tidegate.wire.packets.puts import GetFate, PutMessages, PutToQueues
-from tidegate.wire.packets.queues import (
+from tidegate.core.model import ClientMode, QueuePolicy, Right
+from tidegate.core.services import ServiceOverride
+from tidegate.core.topology import MemberRole, Scaling
+from tidegate.protocol.catalogue import (
+    ActFor,
+    Authenticate,
     CreateQueue,
+    CreateTopic,
+    DeleteClient,
     DeleteQueue,
+    DeleteTopic,
+    FindClient,
     GetActiveQueues,
     GetQueueId,
     GetQueueName,
     GetQueues,
-    PurgeQueue,
-    SetPolicy,
-)
-from tidegate.wire.packets.reads import ReadMessage, ReadResponse, Withdraw
-from tidegate.wire.packets.registry import REQUESTS
-from tidegate.wire.packets.settling import Extend, Return, Settle
-from tidegate.wire.packets.steering import Explain, ExplainService, SetScaling, SteerService
-from tidegate.wire.packets.subscriptions import Subscribe, Unsubscribe
-from tidegate.wire.packets.topics import (
-    CreateTopic,
-    DeleteTopic,
+    GetRights,
     GetTopics,
+    IdentifyClient,
+    Prove,
     Publish,
+    PurgeQueue,
+    RegisterClient,
+    SetPolicy,
     SubscribeTopic,
     UnsubscribeTopic,
 )
-from tidegate.wire.packets.topologies import GetTopologies, GetTopology
-from tidegate.wire.packets.transactions import Transact
+from tidegate.protocol.cluster import (
+    Explain,
+    ExplainService,
+    GetFleet,
+    GetMembers,
+    GetTopologies,
+    GetTopology,
+    GiveAway,
+    Join,
+    Leave,
+    MigrateClients,
+    Pull,
+    SetOwner,
+    SetScaling,
+    Stats,
+    SteerService,
+)
+from tidegate.protocol.connection import REQUESTS
+from tidegate.protocol.messages import (
+    AcknowledgeIds,
+    Extend,
+    GetFate,
+    GetMessages,
+    GetWaitingIds,
+    PutMessages,
+    PutToQueues,
+    ReadMessage,
+    ReadResponse,
+    Redrive,
+    Return,
+    SetConsumerPrefetch,
+    SetPrefetch,
+    Settle,
+    Subscribe,
+    Transact,
+    Unsubscribe,
+    Withdraw,
+)
+from tidegate.protocol.packet import Ping, Request
 
 CANARY = b"canary-payload-7411"
 ROLES = ["nothing", "read", "write", "configure", "admin"]
@@ -104,16 +129,19 @@ NEEDS: dict[type[Request], tuple[str, Make]] = {
     UnsubscribeTopic: (CONFIGURE, lambda _, name: UnsubscribeTopic(name, name)),
     Redrive: (READ, lambda queue, name: Redrive(queue, to=name, reason="rejected")),
     # Logical queues: a replica is granted like the queue that it is one of.
-    Join: (READ, lambda queue, _: Join(queue, Role.CONSUMER)),
-    Leave: (SEE, lambda queue, _: Leave(queue, Role.CONSUMER)),
+    Join: (READ, lambda queue, _: Join(queue, MemberRole.CONSUMER)),
+    Leave: (SEE, lambda queue, _: Leave(queue, MemberRole.CONSUMER)),
     GetTopology: (SEE, lambda queue, _: GetTopology(queue)),
     SetScaling: (CONFIGURE, lambda queue, _: SetScaling(queue, Scaling())),
     GetFate: (WRITE, lambda queue, _: GetFate(queue, 1 << 20, 1, 1)),
     Pull: (ADMIN, lambda queue, _: Pull(queue, 1, 1)),
     GiveAway: (ADMIN, lambda queue, _: GiveAway(queue, 1, 1, 1, 1, 1, f"m{queue}")),
-    MigrateClients: (ADMIN, lambda queue, _: MigrateClients(queue, Role.CONSUMER, 1, 2)),
+    MigrateClients: (ADMIN, lambda queue, _: MigrateClients(queue, MemberRole.CONSUMER, 1, 2)),
     # A service of that name, which there is none of.
-    SteerService: (CONFIGURE, lambda _, name: SteerService(name, ByHand(), ByHand())),
+    SteerService: (
+        CONFIGURE,
+        lambda _, name: SteerService(name, ServiceOverride(), ServiceOverride()),
+    ),
     ExplainService: (SEE, lambda _, name: ExplainService(name)),
     Explain: (SEE, lambda queue, _: Explain(queue)),
 }
@@ -367,4 +395,4 @@ async def test_a_mode_narrows_a_role_and_never_widens_it(
             except TidegateError:
                 outcome.append(False)
         assert outcome == [can_put, False]
-    assert Mode.ADMIN > Mode.READ_WRITE > Mode.READ_ONLY
+    assert ClientMode.ADMIN > ClientMode.READ_WRITE > ClientMode.READ_ONLY

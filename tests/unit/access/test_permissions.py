@@ -8,10 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.access.permissions import EVERYTHING, NOTHING, Permissions, check_pattern, fits
+from tidegate.broker.access import Authorizer
 from tidegate.core.errors import Forbidden, InvalidValue
-from tidegate.core.users import ROLES, Grant, Keys, Right, User
-from tidegate.node.guard import Guard
+from tidegate.core.model import (
+    ALL_PERMISSIONS,
+    NO_PERMISSIONS,
+    ROLES,
+    Grant,
+    PasswordKeys,
+    Permissions,
+    Right,
+    User,
+    check_pattern,
+    matches_pattern,
+)
 
 LETTERS = st.text(alphabet="ab.[]?\n", max_size=8)
 
@@ -42,26 +52,26 @@ LETTERS = st.text(alphabet="ab.[]?\n", max_size=8)
 def test_a_star_stands_for_any_characters_and_nothing_else_is_special(
     pattern: str, name: str, does: bool
 ) -> None:
-    assert fits(pattern, name) is does
+    assert matches_pattern(pattern, name) is does
 
 
 @given(st.lists(LETTERS, min_size=1, max_size=5), LETTERS)
 def test_patterns_mean_what_a_regular_expression_would(parts: list[str], name: str) -> None:
     expression = re.compile(".*".join(map(re.escape, parts)), re.DOTALL)
-    assert fits("*".join(parts), name) is (expression.fullmatch(name) is not None)
+    assert matches_pattern("*".join(parts), name) is (expression.fullmatch(name) is not None)
 
 
 def test_many_stars_cost_no_more_than_one_pass() -> None:
-    assert not fits("*a" * 100 + "b", "a" * 255)
+    assert not matches_pattern("*a" * 100 + "b", "a" * 255)
 
 
 def test_nothing_is_allowed_to_who_was_granted_nothing() -> None:
-    assert not any(NOTHING.allows(right, "orders") for right in Right)
+    assert not any(NO_PERMISSIONS.allows(right, "orders") for right in Right)
 
 
 def test_admin_of_every_queue_may_everything() -> None:
-    assert EVERYTHING.is_everything
-    assert all(EVERYTHING.allows(right, "orders") for right in Right)
+    assert ALL_PERMISSIONS.is_everything
+    assert all(ALL_PERMISSIONS.allows(right, "orders") for right in Right)
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -102,4 +112,6 @@ def test_what_is_no_pattern_is_refused(pattern: str) -> None:
 )
 def test_who_is_denied_is_told_the_option_that_takes_a_pattern(right: Right, option: str) -> None:
     with pytest.raises(Forbidden, match=re.escape(f"grant ann {option} PATTERN`")):
-        Guard(NOTHING, User("ann", Keys(b"", b"", b"", 1))).require(right, "orders")
+        Authorizer(NO_PERMISSIONS, User("ann", PasswordKeys(b"", b"", b"", 1))).require(
+            right, "orders"
+        )

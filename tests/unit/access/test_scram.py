@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.access.scram import (
+from tidegate.core.errors import InvalidValue, NotAuthenticated
+from tidegate.core.model import PasswordKeys, User
+from tidegate.protocol.scram import (
     ITERATIONS,
     ClientLogin,
     ServerLogin,
     check_user_name,
     decoy_keys,
-    keys_of,
+    derive_keys,
 )
-from tidegate.core.errors import InvalidValue, NotAuthenticated
-from tidegate.core.users import Keys, User
 
 PASSWORD = "pencil & pençil 7"
-KEYS = keys_of(PASSWORD, iterations=4096)
+KEYS = derive_keys(PASSWORD, iterations=4096)
 
 
 def log_in(client: ClientLogin, node: ServerLogin) -> list[str]:
@@ -55,7 +55,7 @@ def test_who_does_not_exist_is_told_the_same_at_the_same_point() -> None:
 
 
 def test_a_node_that_does_not_know_the_keys_is_found_out() -> None:
-    impostor = Keys(KEYS.salt, KEYS.stored_key, b"0" * 32, KEYS.iterations)
+    impostor = PasswordKeys(KEYS.salt, KEYS.stored_key, b"0" * 32, KEYS.iterations)
     with pytest.raises(NotAuthenticated, match="does not know the user's keys"):
         log_in(ClientLogin("ann", PASSWORD), ServerLogin(lambda _: impostor))
 
@@ -84,20 +84,20 @@ def test_nonsense_is_no_login(message: str) -> None:
 
 
 def test_keys_are_salted_and_show_nothing() -> None:
-    again = keys_of(PASSWORD, iterations=4096)
+    again = derive_keys(PASSWORD, iterations=4096)
     assert (again.salt, again.stored_key) != (KEYS.salt, KEYS.stored_key)
     shown = repr(User("ann", KEYS, []))
     assert PASSWORD not in shown
     assert repr(KEYS.stored_key) not in shown
     assert ITERATIONS >= 4096
     with pytest.raises(InvalidValue):
-        keys_of(PASSWORD, iterations=4095)
+        derive_keys(PASSWORD, iterations=4095)
 
 
 @pytest.mark.parametrize("password", ["", "short", "a" * 1025, "bell\x07 bell bell"])
 def test_a_bad_password_is_refused_without_being_repeated(password: str) -> None:
     with pytest.raises(InvalidValue) as refusal:
-        keys_of(password)
+        derive_keys(password)
     assert not password or password not in str(refusal.value)
 
 

@@ -8,13 +8,13 @@ from statistics import mean
 
 import pytest
 
-from tidegate.adapters.native.credit import ConsumerCredit, Sensed
+from tidegate.broker.dispatch import Consumer
 from tidegate.core.errors import TidegateError
 from tidegate.core.model import Order
 from tidegate.core.prefetch import PrefetchGoal
-from tidegate.laws.prefetch_steering import PrefetchSteering
-from tidegate.node.consumer import Consumer
-from tidegate.wire.packets.run import Run
+from tidegate.engines.native.prefetch import ConsumerCredit, SensedConsumer
+from tidegate.laws.prefetch.loop import PrefetchRegulator
+from tidegate.protocol.packet import Run
 
 DELAY_S = 0.006
 TICK_S = 0.05
@@ -60,7 +60,7 @@ class Handler:
         # From when to when a message waited unbegun.
         self._waits: list[tuple[float, float]] = []
 
-    def run(self, samples: int) -> list[Sensed]:
+    def run(self, samples: int) -> list[SensedConsumer]:
         """So many samples, with a look at every tick."""
         found = []
         for _ in range(samples):
@@ -146,7 +146,7 @@ def test_keeping_up_is_as_fast_as_plenty_and_holds_a_fraction_of_it(
     at_work = slots / handler_s * (2 * DELAY_S + handler_s)
     handler = Handler(slots, handler_s, True, start)
     goal = PrefetchGoal(sample_s=SAMPLE_S, settle_s=20 * SAMPLE_S)
-    steering = PrefetchSteering(goal, None, start)
+    steering = PrefetchRegulator(goal, None, start)
 
     def steer(samples: int) -> float:
         before, since = handler.consumer.meters.acked.total, handler.now

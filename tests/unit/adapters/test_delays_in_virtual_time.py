@@ -14,7 +14,8 @@ import pytest
 import tidegate
 from tidegate.client.client import Client
 from tidegate.core.model import QueuePolicy
-from tidegate.testing import Broker, run
+from tidegate.testing.broker import Broker
+from tidegate.testing.virtual_time import run
 
 AT_ONCE = QueuePolicy(retry_first_s=0.0, retry_jitter=0.0)
 # Messages are gathered on their way for some milliseconds at most.

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tidegate.adapters.haproxy import process as process_module
-from tidegate.adapters.haproxy.process import HaproxyProcess
-from tidegate.adapters.haproxy.runtime_socket import RuntimeSocket
 from tidegate.core.errors import Unavailable
+from tidegate.doors.haproxy import door as process_module
+from tidegate.doors.haproxy.door import HaproxyProcess
+from tidegate.doors.haproxy.runtime import RuntimeSocket
 from tidegate.testing.virtual_time import run
 
 

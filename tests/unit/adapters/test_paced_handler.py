@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tidegate.adapters.probe import LATE_S_MAX, PacedHandler
+from tidegate.engines.probe import LATE_S_MAX, PacedHandler
 
 HANDLER_S = 0.001
 

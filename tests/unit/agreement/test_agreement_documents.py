@@ -9,15 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import DOCS
 
-from tidegate.agreement.document import (
+from tidegate.agreements import Unit, Worse
+from tidegate.agreements.document import (
     Agreement,
     AgreementInvalid,
-    Unit,
-    Worse,
     parse_agreement,
     read_agreements,
 )
-from tidegate.agreement.lines import lines_of_keys
+from tidegate.agreements.problems import lines_of_keys
 
 ORDERS = """\
 name = "orders"

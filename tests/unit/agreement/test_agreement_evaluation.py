@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.agreement.evaluation import (
+from tidegate.agreements import Metric, Unit, Worse
+from tidegate.agreements.evaluation import (
     FAST_BURN,
-    Counts,
     Verdict,
+    VerdictCounts,
     budget_left,
     burn_rate,
     is_breached,
     is_warned,
-    verdict,
-    worst,
+    metric_verdict,
+    worst_verdict,
 )
-from tidegate.agreement.metrics import Metric, Unit, Worse
 
 RESPONSE = Metric("response_p99", Worse.LARGER, Unit.SECONDS, breach=6.0, warning=4.8)
 THROUGHPUT = Metric("throughput", Worse.SMALLER, Unit.PER_SECOND, breach=100.0, warning=120.0)
@@ -42,7 +42,7 @@ numbers = st.floats(0.0, 1e4)
     ],
 )
 def test_the_points_of_tapas(value: float | None, expected: Verdict) -> None:
-    assert verdict(RESPONSE, value) is expected
+    assert metric_verdict(RESPONSE, value) is expected
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,13 @@ def test_the_points_of_tapas(value: float | None, expected: Verdict) -> None:
 def test_low_throughput_counts_only_if_the_load_was_there(
     throughput: float, offered: float, expected: Verdict
 ) -> None:
-    assert verdict(THROUGHPUT, throughput, offered) is expected
+    assert metric_verdict(THROUGHPUT, throughput, offered) is expected
 
 
 def test_free_memory_is_worse_when_smaller() -> None:
     memory = Metric("free_memory", Worse.SMALLER, Unit.BYTES, breach=100.0, warning=120.0)
 
-    assert [verdict(memory, free) for free in (150.0, 110.0, 90.0)] == [
+    assert [metric_verdict(memory, free) for free in (150.0, 110.0, 90.0)] == [
         Verdict.MET,
         Verdict.WARNED,
         Verdict.BREACHED,
@@ -88,28 +88,30 @@ def test_arrays_get_the_verdicts_of_numbers(value: float, offered: float, metric
 
     assert not (breached and warned)
     expected = Verdict.BREACHED if breached else Verdict.WARNED if warned else Verdict.MET
-    assert verdict(metric, value, load) is expected
+    assert metric_verdict(metric, value, load) is expected
 
 
 @given(numbers, numbers)
 def test_worse_never_gets_a_better_verdict(one: float, other: float) -> None:
     better, worse = sorted([one, other])
-    assert worst([verdict(RESPONSE, better), verdict(RESPONSE, worse)]) is verdict(RESPONSE, worse)
-    assert worst([verdict(THROUGHPUT, better), verdict(THROUGHPUT, worse)]) is verdict(
-        THROUGHPUT, better
-    )
+    assert worst_verdict(
+        [metric_verdict(RESPONSE, better), metric_verdict(RESPONSE, worse)]
+    ) is metric_verdict(RESPONSE, worse)
+    assert worst_verdict(
+        [metric_verdict(THROUGHPUT, better), metric_verdict(THROUGHPUT, worse)]
+    ) is metric_verdict(THROUGHPUT, better)
 
 
 def test_the_worst_metric_decides_a_window() -> None:
-    assert worst([Verdict.MET, Verdict.NO_DATA]) is Verdict.MET
-    assert worst([Verdict.WARNED, Verdict.BREACHED, Verdict.MET]) is Verdict.BREACHED
-    assert worst([]) is Verdict.NO_DATA
+    assert worst_verdict([Verdict.MET, Verdict.NO_DATA]) is Verdict.MET
+    assert worst_verdict([Verdict.WARNED, Verdict.BREACHED, Verdict.MET]) is Verdict.BREACHED
+    assert worst_verdict([]) is Verdict.NO_DATA
 
 
 def test_windows_without_data_are_counted_apart() -> None:
-    counts = Counts.of([Verdict.MET, Verdict.NO_DATA, Verdict.BREACHED, Verdict.WARNED])
+    counts = VerdictCounts.of([Verdict.MET, Verdict.NO_DATA, Verdict.BREACHED, Verdict.WARNED])
 
-    assert counts == Counts(met=1, warned=1, breached=1, no_data=1)
+    assert counts == VerdictCounts(met=1, warned=1, breached=1, no_data=1)
     assert counts.judged == 3
     assert (counts + counts).no_data == 2
 

@@ -7,12 +7,15 @@ import random
 
 import pytest
 
-from tidegate.agreement.document import Agreement, parse_agreement
-from tidegate.agreement.evaluation import Verdict
-from tidegate.agreement.history import History, terms_of
-from tidegate.agreement.ledger import Entry, Ledger
-from tidegate.agreement.violations import Turn
-from tidegate.agreement.windows import Sample, judged, windows_of
+from tidegate.agreements.document import Agreement, parse_agreement
+from tidegate.agreements.evaluation import AgreementSample, Verdict, judge_window, windows_of
+from tidegate.agreements.ledger import (
+    AgreementHistory,
+    AgreementLedger,
+    LedgerEntry,
+    Transition,
+    terms_of,
+)
 
 
 def promised(more: str = "") -> Agreement:
@@ -23,12 +26,12 @@ def promised(more: str = "") -> Agreement:
     )
 
 
-def waited(at_s: float, wait_s: float) -> Sample:
-    return Sample(at_s, times={"wait": [(wait_s, 1.0)]})
+def waited(at_s: float, wait_s: float) -> AgreementSample:
+    return AgreementSample(at_s, times={"wait": [(wait_s, 1.0)]})
 
 
 def test_a_window_is_judged_when_it_is_over() -> None:
-    ledger = Ledger(promised())
+    ledger = AgreementLedger(promised())
 
     assert ledger.take(waited(3.0, 1.0)) == []
     assert ledger.take(waited(9.9, 7.0)) == []
@@ -36,14 +39,14 @@ def test_a_window_is_judged_when_it_is_over() -> None:
     [entry] = ledger.advance(10.0)
 
     assert entry.window.verdict is Verdict.BREACHED
-    assert [event.turn for event in entry.events] == [Turn.BREACHED]
+    assert [event.turn for event in entry.events] == [Transition.BREACHED]
     # Of ten windows five may be breached; one is.
     assert math.isclose(entry.standing.budget_left, 0.8)
     assert ledger.advance(1000.0) == []
 
 
 def test_the_first_sample_of_the_next_window_closes_the_one_before() -> None:
-    ledger = Ledger(promised())
+    ledger = AgreementLedger(promised())
     ledger.take(waited(3.0, 1.0))
 
     [entry] = ledger.take(waited(10.0, 7.0))
@@ -55,7 +58,7 @@ def test_the_first_sample_of_the_next_window_closes_the_one_before() -> None:
 
 
 def test_who_comes_late_is_waited_for_if_one_says_so() -> None:
-    ledger = Ledger(promised(), lateness_s=2.0)
+    ledger = AgreementLedger(promised(), lateness_s=2.0)
     ledger.take(waited(3.0, 1.0))
 
     assert ledger.take(waited(11.0, 1.0)) == []
@@ -69,26 +72,27 @@ def test_who_comes_late_is_waited_for_if_one_says_so() -> None:
 def test_one_by_one_comes_to_the_same_as_all_at_once() -> None:
     agreement, chance = promised(), random.Random(3)
     samples = [waited(at_s / 3.0, chance.uniform(0.0, 7.0)) for at_s in range(900)]
-    ledger = Ledger(agreement)
+    ledger = AgreementLedger(agreement)
 
-    entries: list[Entry] = [entry for sample in samples for entry in ledger.take(sample)]
+    entries: list[LedgerEntry] = [entry for sample in samples for entry in ledger.take(sample)]
     entries += ledger.advance(math.inf)
 
     assert [entry.window for entry in entries] == [
-        judged(agreement, begins_s, found) for begins_s, found in windows_of(agreement, samples)
+        judge_window(agreement, begins_s, found)
+        for begins_s, found in windows_of(agreement, samples)
     ]
     assert {entry.window.verdict for entry in entries} >= {Verdict.WARNED, Verdict.BREACHED}
 
 
 def test_a_budget_survives_a_restart_and_another_number_of_replicas() -> None:
     agreement = promised()
-    ledger = Ledger(agreement)
+    ledger = AgreementLedger(agreement)
     ledger.take(waited(1.0, 7.0))
     ledger.advance(10.0)
 
     more = promised("replicas = { min = 2, max = 9 }")
     assert terms_of(more) == terms_of(agreement) == ledger.history.terms
-    again = Ledger(more, ledger.history)
+    again = AgreementLedger(more, ledger.history)
     again.take(waited(11.0, 7.0))
     [entry] = again.advance(20.0)
 
@@ -109,7 +113,7 @@ def test_what_is_remembered_stays_small() -> None:
     agreement = parse_agreement(
         'name = "a"\nqueue = "q"\nwindow = "1m"\n[metrics.wait_p90]\nbreach = "6s"', "a.toml"
     )
-    history = History.of(agreement)
+    history = AgreementHistory.of(agreement)
     for minute in range(40 * 24 * 60 // 7):
         history.take(agreement, 420.0 * minute, Verdict.MET)
 
@@ -121,7 +125,7 @@ def test_what_is_remembered_stays_small() -> None:
 @pytest.mark.parametrize("ahead_for_s", [4, 12, 300])
 def test_a_clock_that_was_ahead_and_is_set_back_hides_nothing(ahead_for_s: int) -> None:
     """It was an hour ahead, and all was well there; now nothing is."""
-    ledger, entries = Ledger(promised()), []
+    ledger, entries = AgreementLedger(promised()), []
     for second in range(ahead_for_s + 100):
         is_ahead = second < ahead_for_s
         clock_s = 10_000.0 + second + (3600.0 if is_ahead else 0.0)

@@ -9,16 +9,19 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from written_documents import PRINTED, documents
 
-from tidegate.agreement.document import Agreement, AgreementInvalid, Resources, parse_agreement
-from tidegate.agreement.lines import lines_of_keys
-from tidegate.agreement.metrics import Unit
-from tidegate.agreement.openslo_durations import shorthand, shorthand_s
-from tidegate.agreement.openslo_export import openslo
-from tidegate.agreement.openslo_import import parse_openslo
-from tidegate.agreement.quantity_words import duration_word, size_word
-from tidegate.agreement.tapas import parse_tapas
-from tidegate.agreement.writing import word, written
-from tidegate.core.quantities import parse_duration_s, parse_size_bytes
+from tidegate.agreements import Unit
+from tidegate.agreements.document import (
+    Agreement,
+    AgreementInvalid,
+    Resources,
+    format_agreement,
+    format_metric_value,
+    parse_agreement,
+)
+from tidegate.agreements.openslo import export_openslo, parse_openslo, shorthand, shorthand_s
+from tidegate.agreements.problems import format_exact_duration, format_exact_size, lines_of_keys
+from tidegate.agreements.tapas import parse_tapas
+from tidegate.core.text import parse_duration_s, parse_size_bytes
 
 
 def agreement_of(text: str) -> Agreement:
@@ -34,14 +37,14 @@ def agreement_of(text: str) -> Agreement:
 def test_a_written_agreement_is_the_one_that_was_read(text: str) -> None:
     agreement = agreement_of(text)
 
-    assert parse_agreement(written(agreement), "") == agreement
+    assert parse_agreement(format_agreement(agreement), "") == agreement
 
 
 @given(documents())
 def test_openslo_brings_back_all_that_it_can_say_and_the_rest_is_named(text: str) -> None:
     agreement = agreement_of(text)
 
-    exported, notes = openslo(agreement, lines_of_keys(text))
+    exported, notes = export_openslo(agreement, lines_of_keys(text))
     back, left_out = parse_openslo(exported, "")
 
     assert back == [replace(agreement, resources=Resources())]
@@ -66,10 +69,10 @@ def test_openslo_brings_back_all_that_it_can_say_and_the_rest_is_named(text: str
 def test_what_was_exported_once_is_exported_the_same_again(text: str) -> None:
     agreement = agreement_of(text)
 
-    exported, _ = openslo(agreement, {})
+    exported, _ = export_openslo(agreement, {})
     [back], _ = parse_openslo(exported, "")
 
-    assert openslo(back, {})[0] == exported
+    assert export_openslo(back, {})[0] == exported
 
 
 @given(documents(PRINTED))
@@ -84,12 +87,12 @@ def test_tapas_says_what_toml_says(text: str) -> None:
 
 @given(st.floats(1e-9, 1e12))
 def test_durations_are_written_exactly(value: float) -> None:
-    assert parse_duration_s(duration_word(value)) == value
+    assert parse_duration_s(format_exact_duration(value)) == value
 
 
 @given(st.integers(1, 10**18))
 def test_sizes_are_written_exactly(value: int) -> None:
-    assert parse_size_bytes(size_word(value)) == value
+    assert parse_size_bytes(format_exact_size(value)) == value
 
 
 @given(st.integers(1, 10**7))
@@ -110,7 +113,8 @@ def tapas(agreement: Agreement) -> str:
         "maxMembers": uses.replicas_max,
         "slaDelta": uses.sla_delta_per_s2,
         "memberCapacity": uses.capacity_per_s,
-        "reconfigurationTime": uses.reconfiguration_s and duration_word(uses.reconfiguration_s),
+        "reconfigurationTime": uses.reconfiguration_s
+        and format_exact_duration(uses.reconfiguration_s),
         "insufficientResources": uses.insufficient.value,
         "loadMax": uses.load_max_per_s,
     }
@@ -135,14 +139,14 @@ def tapas(agreement: Agreement) -> str:
         )
     return (
         f"<HostingSLA name={attribute(agreement.name)} {governs} "
-        f'window="{duration_word(agreement.window_s)}" objective="{agreement.objective!r}" '
-        f'period="{duration_word(agreement.period_s)}"><Cluster {said}/>{"".join(lines)}'
+        f'window="{format_exact_duration(agreement.window_s)}" objective="{agreement.objective!r}" '
+        f'period="{format_exact_duration(agreement.period_s)}"><Cluster {said}/>{"".join(lines)}'
         "</HostingSLA>"
     )
 
 
 def amount(unit: Unit, value: float) -> str:
-    return word(unit, value).strip('"')
+    return format_metric_value(unit, value).strip('"')
 
 
 def attribute(text: str) -> str:

@@ -10,11 +10,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from written_documents import documents
 
-from tidegate.agreement.document import Agreement, AgreementInvalid, parse_agreement
-from tidegate.agreement.evaluation import Verdict
-from tidegate.agreement.history import History
-from tidegate.agreement.violations import Turn, Violations
-from tidegate.agreement.windows import Sample, finding, judged, windows_of
+from tidegate.agreements.document import Agreement, AgreementInvalid, parse_agreement
+from tidegate.agreements.evaluation import (
+    AgreementSample,
+    Verdict,
+    judge_window,
+    promise_finding,
+    windows_of,
+)
+from tidegate.agreements.ledger import AgreementHistory, Transition, Violations
 
 
 def agreement(metrics: str, head: str = 'window = "10s"') -> Agreement:
@@ -27,7 +31,7 @@ RESPONSE = agreement('[metrics.response_p90]\nbreach = "6s"\n[metrics.service_p9
 
 
 def test_samples_fall_into_the_window_in_which_they_end() -> None:
-    samples = [Sample(at_s) for at_s in (20.0, 9.99, 10.0, 19.0, math.nan)]
+    samples = [AgreementSample(at_s) for at_s in (20.0, 9.99, 10.0, 19.0, math.nan)]
 
     assert [(begins_s, len(found)) for begins_s, found in windows_of(WAIT, samples)] == [
         (0.0, 1),
@@ -42,25 +46,25 @@ KEPT_UP_TO = agreement(
 )
 
 
-def seconds_of(came: float, served: float, wait_s: float) -> list[Sample]:
+def seconds_of(came: float, served: float, wait_s: float) -> list[AgreementSample]:
     return [
-        Sample(at_s, accepted=came, served=served, times={"wait": [(wait_s, served)]})
+        AgreementSample(at_s, accepted=came, served=served, times={"wait": [(wait_s, served)]})
         for at_s in (1.0, 2.0, 3.0)
     ]
 
 
 def test_what_more_load_than_was_offered_makes_worse_is_warned_of_and_no_breach() -> None:
-    found = judged(KEPT_UP_TO, 0.0, seconds_of(came=100.0, served=60.0, wait_s=9.0))
+    found = judge_window(KEPT_UP_TO, 0.0, seconds_of(came=100.0, served=60.0, wait_s=9.0))
 
     assert found.verdict is Verdict.WARNED
     assert found.evidence[0].endswith("; 100/s were offered, and it is kept up to 60/s")
 
-    just_so = judged(KEPT_UP_TO, 0.0, seconds_of(came=60.0, served=60.0, wait_s=9.0))
+    just_so = judge_window(KEPT_UP_TO, 0.0, seconds_of(came=60.0, served=60.0, wait_s=9.0))
     assert just_so.verdict is Verdict.BREACHED, "for so much it was promised"
 
 
 def test_a_throughput_is_breached_whatever_more_comes() -> None:
-    found = judged(KEPT_UP_TO, 0.0, seconds_of(came=100.0, served=40.0, wait_s=9.0))
+    found = judge_window(KEPT_UP_TO, 0.0, seconds_of(came=100.0, served=40.0, wait_s=9.0))
 
     assert [one.verdict for one in found.findings] == [Verdict.WARNED, Verdict.BREACHED]
 
@@ -70,7 +74,7 @@ def test_another_load_to_keep_it_up_to_is_another_budget() -> None:
         agreement('[metrics.wait_p90]\nbreach = "6s"', head) for head in ("", "load_max = 60")
     )
 
-    assert History.of(plain).terms != History.of(bounded).terms
+    assert AgreementHistory.of(plain).terms != AgreementHistory.of(bounded).terms
 
 
 @pytest.mark.parametrize(
@@ -80,10 +84,10 @@ def test_another_load_to_keep_it_up_to_is_another_budget() -> None:
 )
 def test_a_percentile_is_breached_when_too_few_are_shorter(late: int, expected: Verdict) -> None:
     # In two samples, none of which would tell by itself.
-    first = Sample(1.0, times={"wait": [(1.0, 50.0 - late / 2), (6.0, late / 2)]})
-    second = Sample(2.0, times={"wait": [(0.5, 50.0 - late / 2), (7.0, late / 2)]})
+    first = AgreementSample(1.0, times={"wait": [(1.0, 50.0 - late / 2), (6.0, late / 2)]})
+    second = AgreementSample(2.0, times={"wait": [(0.5, 50.0 - late / 2), (7.0, late / 2)]})
 
-    found = judged(WAIT, 0.0, [first, second])
+    found = judge_window(WAIT, 0.0, [first, second])
 
     assert found.verdict is expected
     assert found.findings[0].count == 100.0
@@ -91,7 +95,9 @@ def test_a_percentile_is_breached_when_too_few_are_shorter(late: int, expected: 
 
 
 def test_between_warning_and_breach_is_a_warning() -> None:
-    found = judged(WAIT, 0.0, [Sample(1.0, times={"wait": [(1.0, 80.0), (5.0, 20.0)]})])
+    found = judge_window(
+        WAIT, 0.0, [AgreementSample(1.0, times={"wait": [(1.0, 80.0), (5.0, 20.0)]})]
+    )
 
     assert found.verdict is Verdict.WARNED
     assert found.findings[0].value == 5.0
@@ -103,7 +109,7 @@ def test_between_warning_and_breach_is_a_warning() -> None:
 
 def test_requests_that_got_no_answer_took_longer_than_was_promised() -> None:
     # Given a service that answers nobody
-    found = judged(RESPONSE, 0.0, [Sample(1.0, refused=5.0, unanswered=5.0)])
+    found = judge_window(RESPONSE, 0.0, [AgreementSample(1.0, refused=5.0, unanswered=5.0)])
 
     # Then the promise about responses is broken, and nothing is known of what services take
     response, service = found.findings
@@ -118,7 +124,9 @@ def test_requests_that_got_no_answer_took_longer_than_was_promised() -> None:
 @pytest.mark.parametrize(("unanswered", "expected"), [(10, Verdict.MET), (11, Verdict.BREACHED)])
 def test_some_without_an_answer_are_among_the_slowest(unanswered: int, expected: Verdict) -> None:
     answered = {"response": [(1.0, 100.0 - unanswered)]}
-    found = judged(RESPONSE, 0.0, [Sample(1.0, unanswered=unanswered, times=answered)]).findings[0]
+    found = judge_window(
+        RESPONSE, 0.0, [AgreementSample(1.0, unanswered=unanswered, times=answered)]
+    ).findings[0]
 
     assert (found.verdict, found.count) == (expected, 100.0)
     # Those that were answered were quick.
@@ -128,24 +136,24 @@ def test_some_without_an_answer_are_among_the_slowest(unanswered: int, expected:
 def test_who_still_waits_at_the_end_for_longer_than_was_promised_counts_once() -> None:
     # Given two doors whose requests hang: some for longer than the 6 s that are promised
     samples = [
-        Sample(1.0, in_hand=[(7.0, 3.0)], source="one"),
-        Sample(2.0, in_hand=[(8.0, 3.0), (5.0, 9.0)], source="one"),
-        Sample(2.0, in_hand=[(6.0, 1.0)], source="other"),
+        AgreementSample(1.0, in_hand=[(7.0, 3.0)], source="one"),
+        AgreementSample(2.0, in_hand=[(8.0, 3.0), (5.0, 9.0)], source="one"),
+        AgreementSample(2.0, in_hand=[(6.0, 1.0)], source="other"),
     ]
-    found = judged(RESPONSE, 0.0, samples)
+    found = judge_window(RESPONSE, 0.0, samples)
 
     # Then each of them counts once, though nothing was answered and nobody was refused
     assert (found.verdict, found.findings[0].unanswered) == (Verdict.BREACHED, 4.0)
     assert found.findings[0].of_answers.verdict is Verdict.NO_DATA
 
     # And who has an answer by the end of the window is counted by what it took.
-    answered = Sample(3.0, times={"response": [(5.5, 12.0)]}, source="one")
-    found = judged(RESPONSE, 0.0, [*samples[:2], answered])
+    answered = AgreementSample(3.0, times={"response": [(5.5, 12.0)]}, source="one")
+    found = judge_window(RESPONSE, 0.0, [*samples[:2], answered])
     assert (found.verdict, found.findings[0].unanswered) == (Verdict.WARNED, 0.0)
 
 
 def test_without_any_request_there_is_nothing_to_judge() -> None:
-    found = judged(RESPONSE, 0.0, [Sample(1.0, refused=0.0, unanswered=0.0)])
+    found = judge_window(RESPONSE, 0.0, [AgreementSample(1.0, refused=0.0, unanswered=0.0)])
 
     assert found.verdict is Verdict.NO_DATA
 
@@ -164,11 +172,11 @@ def test_low_throughput_needs_a_load_that_was_there(
     served: float, accepted: float, waiting: float, expected: Verdict
 ) -> None:
     samples = [
-        Sample(at_s, served=served, accepted=accepted, waiting=waiting)
+        AgreementSample(at_s, served=served, accepted=accepted, waiting=waiting)
         for at_s in (1.0, 2.0, 3.0, 4.0)
     ]
 
-    found = judged(THROUGHPUT, 0.0, samples)
+    found = judge_window(THROUGHPUT, 0.0, samples)
 
     assert found.verdict is expected
     assert found.findings[0].value == served
@@ -190,42 +198,47 @@ def test_throughput_is_that_of_the_time_with_something_to_do(
     """A load that begins within a window: before, nothing could have been served."""
     halves = [0.5 * (half + 1) for half in range(20)]
     samples = [
-        Sample(at_s, 0.5, accepted=0, served=0, waiting=0)
+        AgreementSample(at_s, 0.5, accepted=0, served=0, waiting=0)
         if at_s <= 10.0 - loaded_s
-        else Sample(at_s, 0.5, accepted=100, served=served / 2, waiting=50)
+        else AgreementSample(at_s, 0.5, accepted=100, served=served / 2, waiting=50)
         for at_s in halves
     ]
 
-    found = judged(THROUGHPUT, 0.0, samples)
+    found = judge_window(THROUGHPUT, 0.0, samples)
 
     assert found.verdict is expected
 
 
 def test_who_came_and_got_no_answer_was_a_load_that_was_there() -> None:
     """Inside servers that hang nothing is served, refused or seen to wait."""
-    hung = [Sample(at_s, served=0, accepted=0, refused=0, waiting=0, came=150) for at_s in (1, 2)]
+    hung = [
+        AgreementSample(at_s, served=0, accepted=0, refused=0, waiting=0, came=150)
+        for at_s in (1, 2)
+    ]
     idle = [replace(one, came=0) for one in hung]
 
-    found = judged(THROUGHPUT, 0.0, hung)
+    found = judge_window(THROUGHPUT, 0.0, hung)
 
     assert found.verdict is Verdict.BREACHED
     assert found.findings[0].offered_per_s == 150
-    assert judged(THROUGHPUT, 0.0, idle).verdict is Verdict.MET
+    assert judge_window(THROUGHPUT, 0.0, idle).verdict is Verdict.MET
 
 
 def test_who_was_turned_away_was_a_load_that_was_there() -> None:
     """To refuse what one promised to serve is no way to keep the promise."""
-    few = [Sample(at_s, served=50, accepted=50, refused=0) for at_s in (1.0, 2.0)]
-    shed = [Sample(at_s, served=50, accepted=50, refused=90) for at_s in (1.0, 2.0)]
+    few = [AgreementSample(at_s, served=50, accepted=50, refused=0) for at_s in (1.0, 2.0)]
+    shed = [AgreementSample(at_s, served=50, accepted=50, refused=90) for at_s in (1.0, 2.0)]
 
-    assert judged(THROUGHPUT, 0.0, few).verdict is Verdict.MET
-    assert judged(THROUGHPUT, 0.0, shed).verdict is Verdict.BREACHED
+    assert judge_window(THROUGHPUT, 0.0, few).verdict is Verdict.MET
+    assert judge_window(THROUGHPUT, 0.0, shed).verdict is Verdict.BREACHED
 
 
 def test_the_rates_of_queues_that_are_sampled_together_add_up() -> None:
-    samples = [Sample(at_s, served=60, accepted=60) for at_s in (1.0, 2.0) for _queue in range(2)]
+    samples = [
+        AgreementSample(at_s, served=60, accepted=60) for at_s in (1.0, 2.0) for _queue in range(2)
+    ]
 
-    assert judged(THROUGHPUT, 0.0, samples).findings[0].value == 120.0
+    assert judge_window(THROUGHPUT, 0.0, samples).findings[0].value == 120.0
 
 
 def test_the_oldest_the_least_free_and_the_refused_count() -> None:
@@ -234,11 +247,11 @@ def test_the_oldest_the_least_free_and_the_refused_count() -> None:
         "[metrics.availability]\nbreach = 0.9"
     )
     samples = [
-        Sample(1.0, accepted=10, refused=0, oldest_age_s=5.0, free_memory_bytes=500),
-        Sample(2.0, accepted=70, refused=20, oldest_age_s=2.0, free_memory_bytes=90),
+        AgreementSample(1.0, accepted=10, refused=0, oldest_age_s=5.0, free_memory_bytes=500),
+        AgreementSample(2.0, accepted=70, refused=20, oldest_age_s=2.0, free_memory_bytes=90),
     ]
 
-    found = judged(promised, 0.0, samples)
+    found = judge_window(promised, 0.0, samples)
 
     assert [(one.value, one.verdict) for one in found.findings] == [
         (5.0, Verdict.WARNED),
@@ -254,7 +267,7 @@ def test_what_was_not_measured_is_neither_met_nor_breached() -> None:
         "[metrics.free_memory]\nbreach = 100"
     )
 
-    found = judged(everything, 0.0, [Sample(1.0)])
+    found = judge_window(everything, 0.0, [AgreementSample(1.0)])
 
     assert {one.verdict for one in found.findings} == {Verdict.NO_DATA}
     assert found.verdict is Verdict.NO_DATA
@@ -267,14 +280,14 @@ def test_what_begins_and_ends_is_told_once() -> None:
     told = []
     for number, wait_s in enumerate(waits_s):
         times = {} if wait_s is None else {"wait": [(wait_s, 1.0)]}
-        window = judged(WAIT, 10.0 * number, [Sample(10.0 * number, times=times)])
+        window = judge_window(WAIT, 10.0 * number, [AgreementSample(10.0 * number, times=times)])
         told += [(number, event) for event in violations.take(window)]
 
     assert [(number, event.turn) for number, event in told] == [
-        (1, Turn.WARNED),
-        (3, Turn.BREACHED),
-        (6, Turn.EASED),
-        (7, Turn.KEPT),
+        (1, Transition.WARNED),
+        (3, Transition.BREACHED),
+        (6, Transition.EASED),
+        (7, Transition.KEPT),
     ]
     breached, kept = told[1][1], told[3][1]
     assert (breached.begins_s, breached.ends_s, breached.windows_before) == (30.0, 40.0, 2)
@@ -288,7 +301,7 @@ def test_a_budget_is_used_up_by_windows_and_an_alarm_rings_on_both_spans() -> No
     promised = agreement(
         '[metrics.wait_p90]\nbreach = "6s"', 'window = "1m"\nperiod = "1d"\nobjective = 0.99'
     )
-    history = History.of(promised)
+    history = AgreementHistory.of(promised)
     for minute in range(60):
         standing = history.take(promised, 60.0 * (minute + 1), Verdict.MET)
     assert (standing.budget_left, standing.alarm) == (1.0, None)
@@ -316,7 +329,7 @@ def test_a_budget_is_used_up_by_windows_and_an_alarm_rings_on_both_spans() -> No
 numbers = st.none() | st.floats()
 samples = st.lists(
     st.builds(
-        Sample,
+        AgreementSample,
         at_s=st.floats(),
         interval_s=st.floats(),
         accepted=numbers,
@@ -336,17 +349,17 @@ samples = st.lists(
 
 @given(documents(), samples)
 def test_what_passes_the_check_is_judged_whatever_is_measured(
-    text: str, measured: list[Sample]
+    text: str, measured: list[AgreementSample]
 ) -> None:
     try:
         promised = parse_agreement(text, "")
     except AgreementInvalid:
         assume(False)
         raise
-    violations, history = Violations(promised), History.of(promised)
+    violations, history = Violations(promised), AgreementHistory.of(promised)
 
     for begins_s, found in windows_of(promised, measured):
-        window = judged(promised, begins_s, found)
+        window = judge_window(promised, begins_s, found)
         assert isinstance(window.evidence, list)
         violations.take(window)
         if abs(window.ends_s) < 1e15:
@@ -359,7 +372,7 @@ def test_the_percentile_that_is_told_agrees_with_the_verdict(
 ) -> None:
     metric = WAIT.metrics[0]
 
-    found = finding(metric, [Sample(1.0, times={"wait": durations})])
+    found = promise_finding(metric, [AgreementSample(1.0, times={"wait": durations})])
 
     assert found.value is not None
     expected = (

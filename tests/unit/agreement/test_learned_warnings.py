@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.agreement.document import AgreementInvalid, parse_agreement
-from tidegate.agreement.evaluation import Verdict, verdict
-from tidegate.agreement.learned_warnings import slope_seen, with_learned_warnings
+from tidegate.agreements.document import AgreementInvalid, parse_agreement
+from tidegate.agreements.evaluation import (
+    Verdict,
+    metric_verdict,
+    slope_seen,
+    with_learned_warnings,
+)
 
 AGREEMENT = parse_agreement(
     'name = "a"\nqueue = "q"\nwarning = "learned"\n[metrics.wait_p99]\nbreach = "6s"\n'
@@ -89,5 +93,5 @@ def test_a_learned_warning_always_lies_before_its_breach(
     learned, _ = with_learned_warnings(AGREEMENT, {name: slope_per_s}, reconfiguration_s)
 
     metric = next(one for one in learned.metrics if one.name == name)
-    assert verdict(metric, metric.breach, math.inf) is not Verdict.MET
-    assert verdict(metric, metric.warning, math.inf) is not Verdict.BREACHED
+    assert metric_verdict(metric, metric.breach, math.inf) is not Verdict.MET
+    assert metric_verdict(metric, metric.warning, math.inf) is not Verdict.BREACHED

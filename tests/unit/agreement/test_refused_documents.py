@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.agreement.document import AgreementInvalid, parse_agreement
-from tidegate.agreement.openslo_import import parse_openslo
-from tidegate.agreement.tapas import parse_tapas
+from tidegate.agreements.document import AgreementInvalid, parse_agreement
+from tidegate.agreements.openslo import parse_openslo
+from tidegate.agreements.tapas import parse_tapas
 
 CORPUS = sorted((Path(__file__).parent / "refused").iterdir())
 WORDS = re.compile(r"^(?:# |<!-- )refused: (.*?)(?: -->)?$", re.MULTILINE)

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.agreement.document import AgreementInvalid, parse_agreement, read_agreement
-from tidegate.agreement.openslo_export import openslo
-from tidegate.agreement.openslo_import import Assumption, parse_openslo
-from tidegate.agreement.tapas import parse_tapas
+from tidegate.agreements.document import AgreementInvalid, parse_agreement, read_agreement
+from tidegate.agreements.openslo import Assumption, export_openslo, parse_openslo
+from tidegate.agreements.tapas import parse_tapas
 
 PROMISED = """
 name = "orders"
@@ -24,7 +23,7 @@ slope = "100ms"
 [metrics.availability]
 breach = 0.999
 """
-YAML, _ = openslo(parse_agreement(PROMISED, "orders.toml"), {})
+YAML, _ = export_openslo(parse_agreement(PROMISED, "orders.toml"), {})
 XML = """<?xml version="1.0"?>
 <HostingSLA name="orders" queue="orders" window="30s" objective="0.9" period="7d">
   <Cluster minMembers="1" maxMembers="4" slaDelta="4" memberCapacity="120"

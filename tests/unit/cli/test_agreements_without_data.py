@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidegate.agreement.document import Agreement, parse_agreement
-from tidegate.cli.learning import without_data
+from tidegate.agreements.document import Agreement, parse_agreement
+from tidegate.cli.learn import without_data
 
 
 def agreement(name: str, governs: str) -> Agreement:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import typer
 
+from tidegate.cli import COMMANDS, module_of
 from tidegate.cli.app import app
-from tidegate.cli.command_groups import COMMANDS, module_of
 from tidegate.cli.command_line import new_app
 
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.cli.house import House
-from tidegate.cli.settings.settings import Settings
-from tidegate.fleet import console_process
+from tidegate.cli.settings import Settings
+from tidegate.cli.wiring import LocalCluster
+from tidegate.fleet import processes
 
 
 def test_without_its_extra_up_says_how_to_get_it_and_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(console_process.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(processes.importlib.util, "find_spec", lambda _: None)
 
-    House(Settings(), tmp_path).start_console(7411, None)
+    LocalCluster(Settings(), tmp_path).start_console(7411, None)
 
     assert capsys.readouterr().err == "no console: pip install 'tidegate[console]'\n"

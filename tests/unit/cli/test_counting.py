@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tidegate.cli.figures import milliseconds, seconds, sparkline
-from tidegate.cli.output import Column, terminal_table
-from tidegate.cli.payload import preview
-from tidegate.lab.bench.load import Duty, Outcome, Sequences, tally
+from tidegate.cli.output import Column, preview, terminal_table
+from tidegate.core.text import milliseconds, seconds, sparkline
+from tidegate_lab.loadgen.load import LoadProcessResult, LoadTask, Sequences, count_messages
 
 
 def test_what_two_consumers_saw_is_joined_and_repeats_are_counted() -> None:
@@ -29,13 +28,16 @@ def test_a_confirmed_message_that_nobody_handled_is_found() -> None:
     for sequence in (0, 1, 3, 3):
         seen.add(5, sequence)
     produced = (
-        Duty(role="produce", url="", queue="q", number=5),
+        LoadTask(role="produce", url="", queue="q", number=5),
         # 4 failed: nobody knows whether it is stored, so nobody misses it.
-        Outcome(put=5, confirmed=4, failed=[4], begun_ns=0, ended_ns=int(2e9)),
+        LoadProcessResult(put=5, confirmed=4, failed=[4], begun_ns=0, ended_ns=int(2e9)),
     )
-    consumed = (Duty(role="consume", url="", queue="q"), Outcome(handled=4, seen=seen.encoded()))
+    consumed = (
+        LoadTask(role="consume", url="", queue="q"),
+        LoadProcessResult(handled=4, seen=seen.encoded()),
+    )
 
-    found = tally([produced], [consumed])
+    found = count_messages([produced], [consumed])
 
     assert (found.put, found.confirmed, found.handled) == (5, 4, 4)
     assert (found.unhandled, found.repeated) == (1, 1)

@@ -12,42 +12,49 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from tidegate.cli.demo.evidence import Evidence, Windows
-from tidegate.cli.demo.lessons import compliance_since
-from tidegate.cli.demo.moments import Course, Moment, Replica, Steered, changes
-from tidegate.cli.demo.story import story
-from tidegate.cli.demo.view import Stagehand
-from tidegate.cli.glance import Glance
 from tidegate.cli.output import Output
-from tidegate.console.model import Kind, Light, Overview, ServiceRow
-from tidegate.core.fleet import FleetInfo, MachineInfo, MachineState
+from tidegate.cli.status import OverviewRow
+from tidegate.console.schemas import Kind, Light, Overview, ServiceRow
+from tidegate.core.machines import FleetInfo, MachineInfo, MachineState
+from tidegate.demo.evidence import (
+    DemoHistories,
+    DemoSnapshot,
+    MetricHistory,
+    ReplicaView,
+    WindowCounts,
+    WorkerView,
+    changes,
+    compliance_since,
+)
+from tidegate.demo.scenario import demo_scenario
+from tidegate.demo.view import DemoView
 
 
 def machine(number: int, state: MachineState) -> MachineInfo:
     return MachineInfo(machine_id=number, provider="process", slots=2, state=state)
 
 
-def moment(replicas: int, *machines: MachineInfo, light: Light = Light.MET) -> Moment:
+def moment(replicas: int, *machines: MachineInfo, light: Light = Light.MET) -> DemoSnapshot:
     orders = ServiceRow(
         kind=Kind.QUEUE, name="orders", light=light, budget_left=1.0, in_per_s=150.0,
         replicas=replicas, replicas_wanted=replicas,
     )  # fmt: skip
     archive = ServiceRow(kind=Kind.QUEUE, name="archive", light=Light.NONE, in_per_s=46.0)
     rows = [orders, archive]
-    glance = Glance(
+    glance = OverviewRow(
         overview=Overview(at=0.0, attention=None, services=rows, nodes=3),
         rows=rows,
         prefetch={"orders": 32},
         fleet=FleetInfo(leader=1, machines=list(machines)),
         decisions=[],
     )
-    return Moment(
+    return DemoSnapshot(
         glance=glance,
         replicas=[
-            Replica(number, "serving", 1, 1 / replicas, 3, 40.0, 8, True)
+            ReplicaView(number, "serving", 1, 1 / replicas, 3, 40.0, 8, True)
             for number in range(1, replicas + 1)
         ],
-        steered=[Steered("archive-worker", 4, 40.0, 40.0, 101.0)],
+        steered=[WorkerView("archive-worker", 4, 40.0, 40.0, 101.0)],
         unacknowledged={},
         evidence="wait_p99 was 9s",
     )
@@ -55,20 +62,20 @@ def moment(replicas: int, *machines: MachineInfo, light: Light = Light.MET) -> M
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 45)])
 def test_on_a_terminal_it_draws_what_fits(tmp_path: Path, width: int, height: int) -> None:
-    told = story()
+    told = demo_scenario()
     output = Output()
     drawn = io.StringIO()
     output.console = Console(width=width, height=height, force_terminal=True, file=drawn)
     output.on_terminal = True
-    view = Stagehand(output, io.StringIO(), told.chapters)
-    now, course = moment(4, machine(1, MachineState.UP)), Course()
+    view = DemoView(output, io.StringIO(), told.chapters)
+    now, course = moment(4, machine(1, MachineState.UP)), MetricHistory()
     course.take(now)
 
     with view.showing():
         view.begin(told.burst)
         for number in range(20):
             view.tell(f"something happens, {number}")
-        view.show(now, course, Evidence(tmp_path))
+        view.show(now, course, DemoHistories(tmp_path))
 
     text = drawn.getvalue()
     assert "something happens, 19" in text
@@ -77,9 +84,9 @@ def test_on_a_terminal_it_draws_what_fits(tmp_path: Path, width: int, height: in
 
 
 def test_in_a_pipe_it_tells_lines() -> None:
-    told = story(0.5)
+    told = demo_scenario(0.5)
     pipe = io.StringIO()
-    view = Stagehand(Output(as_json=True), pipe, told.chapters)
+    view = DemoView(Output(as_json=True), pipe, told.chapters)
 
     view.begin(told.kill)
     view.tell("\x1b[2Jnasty")
@@ -91,15 +98,15 @@ def test_in_a_pipe_it_tells_lines() -> None:
 
 def test_in_a_pipe_lines_stand_in_the_order_of_time_and_say_nothing_empty(tmp_path: Path) -> None:
     pipe, now_s = io.StringIO(), 100.0
-    view = Stagehand(Output(as_json=True), pipe, story().chapters, lambda: now_s)
+    view = DemoView(Output(as_json=True), pipe, demo_scenario().chapters, lambda: now_s)
     nothing = dataclasses.replace(moment(1), replicas=[], steered=[])
 
-    view.show(nothing, Course(), Evidence(tmp_path))
+    view.show(nothing, MetricHistory(), DemoHistories(tmp_path))
     # In whole seconds this would be three of them.
     now_s += 2.6
     view.tell("something happens")
     now_s += 0.1
-    view.show(moment(2), Course(), Evidence(tmp_path))
+    view.show(moment(2), MetricHistory(), DemoHistories(tmp_path))
 
     lines = pipe.getvalue().splitlines()
     times = [float(line.partition(" s  ")[0]) for line in lines]
@@ -148,6 +155,6 @@ def test_what_has_changed_is_told_once() -> None:
 
 
 def test_an_objective_allows_some_breaches_and_no_windows_are_no_proof() -> None:
-    assert Windows(met=18, warned=1, breached=1, allowed=0.1).are_kept
-    assert not Windows(met=17, warned=0, breached=3, allowed=0.1).are_kept
-    assert not Windows(met=0, warned=0, breached=0, allowed=0.1).are_kept
+    assert WindowCounts(met=18, warned=1, breached=1, allowed=0.1).are_kept
+    assert not WindowCounts(met=17, warned=0, breached=3, allowed=0.1).are_kept
+    assert not WindowCounts(met=0, warned=0, breached=0, allowed=0.1).are_kept

@@ -11,8 +11,8 @@ import typer.main
 from command_line import CommandLine
 
 from tidegate.cli.app import app
-from tidegate.cli.policy_settings import parse_policy
-from tidegate.cli.settings.reader import SettingsInvalid, load_settings
+from tidegate.cli.queues import parse_policy
+from tidegate.cli.settings import SettingsInvalid, load_settings
 from tidegate.core.errors import InvalidValue
 
 NOBODY = "tidegate://127.0.0.1:1"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from command_line import CommandLine
 from places import DOCS
+from reference import names
 
-from tidegate.cli import exit_codes
-from tidegate.cli.command_reference import names
-from tidegate.cli.exit_codes import FAILED, WRONGLY_ASKED, exit_code_of
+from tidegate.cli import command_line as exit_codes
+from tidegate.cli.command_line import FAILED, USAGE_ERROR, exit_code_of
 from tidegate.core.errors import InvalidValue, QueueNotExisting, Unavailable
-from tidegate.fleet.announced_process import StartRefused
+from tidegate.fleet.processes import StartRefused
 
 NOBODY = "tidegate://127.0.0.1:1"
 ENGINE = "amqp://127.0.0.1:1/"
@@ -58,14 +58,14 @@ def test_nobody_who_answers_is_a_failure_and_another_engine_was_asked_wrongly(
     engine = command_line(*command, "--url", ENGINE)
 
     assert (nobody.returncode, nobody.stdout) == (FAILED, b""), nobody.stderr
-    assert (engine.returncode, engine.stdout) == (WRONGLY_ASKED, b""), engine.stderr
+    assert (engine.returncode, engine.stdout) == (USAGE_ERROR, b""), engine.stderr
 
 
 @pytest.mark.parametrize("name", names())
 def test_an_option_that_there_is_not_was_asked_wrongly(
     command_line: CommandLine, name: str
 ) -> None:
-    assert command_line(*name.split(), "--no-such-option").returncode == WRONGLY_ASKED
+    assert command_line(*name.split(), "--no-such-option").returncode == USAGE_ERROR
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_what_cannot_be_meant_was_asked_wrongly(
 ) -> None:
     finished = command_line(*arguments)
 
-    assert (finished.returncode, finished.stdout) == (WRONGLY_ASKED, b""), finished.stderr
+    assert (finished.returncode, finished.stdout) == (USAGE_ERROR, b""), finished.stderr
     assert b"Traceback" not in finished.stderr
 
 
@@ -128,17 +128,17 @@ def test_settings_that_cannot_be_used_were_written_wrongly(
     arguments = [*name.split(), *words.get(name, [])]
     finished = command_line(*arguments, stdin=b"long enough\n", environment=BAD_SETTINGS)
 
-    assert finished.returncode == WRONGLY_ASKED, finished.stderr
+    assert finished.returncode == USAGE_ERROR, finished.stderr
     assert b"TIDEGATE_NODE__PORT" in finished.stderr
 
 
 def test_an_error_says_by_its_kind_how_a_command_ends() -> None:
-    assert exit_code_of(InvalidValue("x")) == WRONGLY_ASKED
-    assert exit_code_of(StartRefused("x")) == WRONGLY_ASKED
+    assert exit_code_of(InvalidValue("x")) == USAGE_ERROR
+    assert exit_code_of(StartRefused("x")) == USAGE_ERROR
     assert exit_code_of(Unavailable("x")) == FAILED
     assert exit_code_of(QueueNotExisting("x")) == FAILED
 
 
 def test_the_reference_has_the_rule() -> None:
     page = DOCS / "reference" / "commands.md"
-    assert exit_codes.table() in page.read_text()
+    assert exit_codes.exit_code_table() in page.read_text()

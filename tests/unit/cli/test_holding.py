@@ -7,12 +7,11 @@ import asyncio
 import msgspec
 import pytest
 
-from tidegate.cli.exit_codes import NoSuch
-from tidegate.cli.holding import hold_service
-from tidegate.core.by_hand import NOTHING_SAID, ByHand
+from tidegate.cli.command_line import NotFound
+from tidegate.cli.services import override_service
+from tidegate.core.decisions import OVERRIDE_LAW, Decision
 from tidegate.core.errors import InvalidValue
-from tidegate.core.hosting import ServiceSpec, decided_about
-from tidegate.core.steering import PERSON, Decision
+from tidegate.core.services import NO_OVERRIDE, ServiceOverride, ServiceSpec, decision_subject
 from tidegate.storage.memory import MemoryStore
 
 AGREEMENT = """
@@ -33,33 +32,33 @@ async def store() -> MemoryStore:
 
 
 async def test_a_service_is_held_and_given_back_and_it_is_noted_who(store: MemoryStore) -> None:
-    assert await hold_service(store, "shop", {}) == NOTHING_SAID
-    assert await hold_service(store, "shop", {"instances": 2}) == ByHand(instances=2)
+    assert await override_service(store, "shop", {}) == NO_OVERRIDE
+    assert await override_service(store, "shop", {"instances": 2}) == ServiceOverride(instances=2)
     # On top of what is held already.
-    both = await hold_service(store, "shop", {"concurrency": 9})
-    assert both == ByHand(instances=2, concurrency=9)
-    assert await hold_service(store, "shop", {"most": 2}, auto=True) == ByHand(most=2)
-    assert await hold_service(store, "shop", {}, auto=True) == NOTHING_SAID
+    both = await override_service(store, "shop", {"concurrency": 9})
+    assert both == ServiceOverride(instances=2, concurrency=9)
+    assert await override_service(store, "shop", {"most": 2}, auto=True) == ServiceOverride(most=2)
+    assert await override_service(store, "shop", {}, auto=True) == NO_OVERRIDE
 
     notes = [
         msgspec.json.decode(one, type=Decision)
-        for one in await store.decisions(decided_about("shop"), 10)
+        for one in await store.decisions(decision_subject("shop"), 10)
     ]
-    assert [one.law for one in notes] == [PERSON] * 4
+    assert [one.law for one in notes] == [OVERRIDE_LAW] * 4
     assert notes[-1].reason == "Instances automatic → 2."
     assert all(one.by for one in notes)
 
 
 async def test_what_several_say_at_once_all_holds(store: MemoryStore) -> None:
     said = [{"most": 2}, {"concurrency": 9}, {"in_flight_max": 50}, {"instances": 1}]
-    await asyncio.gather(*(hold_service(store, "shop", one) for one in said))
+    await asyncio.gather(*(override_service(store, "shop", one) for one in said))
     (service,) = await store.services()
-    assert service.by_hand == ByHand(most=2, concurrency=9, in_flight_max=50, instances=1)
+    assert service.by_hand == ServiceOverride(most=2, concurrency=9, in_flight_max=50, instances=1)
 
 
 async def test_what_is_not_agreed_needs_other_bounds(store: MemoryStore) -> None:
     with pytest.raises(InvalidValue, match="instances 4: must be 1 to 3"):
-        await hold_service(store, "shop", {"instances": 4})
-    assert (await hold_service(store, "shop", {"instances": 4, "most": 5})).instances == 4
-    with pytest.raises(NoSuch, match="no service is called 'nonesuch'"):
-        await hold_service(store, "nonesuch", {})
+        await override_service(store, "shop", {"instances": 4})
+    assert (await override_service(store, "shop", {"instances": 4, "most": 5})).instances == 4
+    with pytest.raises(NotFound, match="no service is called 'nonesuch'"):
+        await override_service(store, "nonesuch", {})

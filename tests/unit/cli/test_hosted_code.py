@@ -8,9 +8,9 @@ import pytest
 
 from tidegate.cli.application_probe import why_no_asgi
 from tidegate.cli.service_options import environment_of
-from tidegate.cli.source_files import revision_of
+from tidegate.cli.worker import revision_of
 from tidegate.core.errors import InvalidValue
-from tidegate.storage.data_folder import mark_as_data
+from tidegate.storage.postgres_server import mark_data_folder
 
 GOOD = "async def app(scope, receive, send): ...\n"
 
@@ -40,7 +40,7 @@ def test_another_code_is_another_revision_and_caches_and_data_are_none(tmp_path:
     (tmp_path / "__pycache__" / "shop.py").write_text("cached")
     assert revision_of(tmp_path) == first
     # Code of another service, as it was shipped to a machine here.
-    mark_as_data(tmp_path / "tidegate-data")
+    mark_data_folder(tmp_path / "tidegate-data")
     (tmp_path / "tidegate-data" / "packages").mkdir()
     (tmp_path / "tidegate-data" / "packages" / "other.py").write_text("shipped")
     assert revision_of(tmp_path) == first

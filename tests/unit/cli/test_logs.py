@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.cli.logs import set_up_logs
+from tidegate.cli.output import set_up_logs
 
 log = logging.getLogger("tidegate.test")
 

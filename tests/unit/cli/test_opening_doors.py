@@ -9,10 +9,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from tidegate.cli.door import check_engine
-from tidegate.cli.hosting import answers
+from tidegate.cli.host import answers
 from tidegate.core.errors import Unavailable
-from tidegate.core.hosting import Engine
-from tidegate.core.probe_mark import FIELD
+from tidegate.core.services import PROBE_HEADER, Engine
 
 
 def test_without_httptools_the_gateway_says_what_to_install(
@@ -30,7 +29,7 @@ def test_looking_whether_anything_serves_bears_the_mark_of_a_probe() -> None:
 
     class Door(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            marks.append(self.headers[FIELD])
+            marks.append(self.headers[PROBE_HEADER])
             self.send_response(503 if len(marks) == 1 else 404)
             self.end_headers()
 

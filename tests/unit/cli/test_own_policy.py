@@ -11,11 +11,10 @@ from random import Random
 
 import pytest
 
-from tidegate.cli.door import door_of
-from tidegate.cli.own_policy import policy_said
-from tidegate.cli.service_options import ServiceOptions, asked_for
+from tidegate.cli.door import make_door, parse_balancing_policy
+from tidegate.cli.service_options import ServiceOptions, checked_request
 from tidegate.core.errors import InvalidValue
-from tidegate.core.hosting import Engine, Service, ServiceSpec
+from tidegate.core.services import Engine, Service, ServiceSpec
 
 OWN = """
 class Last:
@@ -70,7 +69,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_it_chooses(here: Path) -> None:
     servers = [Standin("a"), Standin("b")]
-    policy = policy_said("own_policies_of_a_test:Last", Random(1))
+    policy = parse_balancing_policy("own_policies_of_a_test:Last", Random(1))
     assert [policy.choose(servers, "", "").name for _ in range(20)] == ["b"] * 20
 
 
@@ -81,7 +80,7 @@ def test_one_that_fails_takes_no_request_down_and_is_complained_of_once(
     here: Path, caplog: pytest.LogCaptureFixture, name: str, why: str
 ) -> None:
     servers = [Standin("a"), Standin("b")]
-    policy = policy_said(f"own_policies_of_a_test:{name}", Random(1))
+    policy = parse_balancing_policy(f"own_policies_of_a_test:{name}", Random(1))
     with caplog.at_level(logging.ERROR):
         assert {policy.choose(servers, "", "").name for _ in range(50)} == {"a", "b"}
     (said,) = caplog.messages
@@ -104,22 +103,22 @@ def test_one_that_fails_takes_no_request_down_and_is_complained_of_once(
 def test_what_is_none_is_refused_before_anything_starts(here: Path, name: str, says: str) -> None:
     (here / "shop.toml").write_text(SHOP)
     with pytest.raises(InvalidValue, match=says):
-        asked_for("shop:app", here / "shop.toml", ServiceOptions(balancing=name))
+        checked_request("shop:app", here / "shop.toml", ServiceOptions(balancing=name))
 
 
 def test_haproxy_takes_none(here: Path) -> None:
     (here / "shop.toml").write_text(SHOP)
     options = ServiceOptions(engine=Engine.HAPROXY, balancing="own_policies_of_a_test:Last")
     with pytest.raises(InvalidValue, match="or take the engine gateway"):
-        asked_for("shop:app", here / "shop.toml", options)
+        checked_request("shop:app", here / "shop.toml", options)
 
 
 def test_a_door_of_the_service_is_made_with_it(here: Path) -> None:
     spec = ServiceSpec(
         name="shop", target="shop:app", agreement=SHOP, balancing="own_policies_of_a_test:Last"
     )
-    assert door_of(Service(spec=spec, version=1, secret="s" * 32), "127.0.0.1", 0, None)
+    assert make_door(Service(spec=spec, version=1, secret="s" * 32), "127.0.0.1", 0, None)
     sys.modules.pop("own_policies_of_a_test")
     (here / "own_policies_of_a_test.py").unlink()
     with pytest.raises(InvalidValue, match="no module 'own_policies_of_a_test'"):
-        door_of(Service(spec=spec, version=1, secret="s" * 32), "127.0.0.1", 0, None)
+        make_door(Service(spec=spec, version=1, secret="s" * 32), "127.0.0.1", 0, None)

@@ -11,13 +11,15 @@ from typing import Any, NoReturn
 import pytest
 from command_line import CommandLine
 
-from tidegate.cli.asking import queue_key
-from tidegate.cli.demo import director, evidence, show, stage, summary
-from tidegate.cli.demo.story import story
-from tidegate.cli.exit_codes import NotWritten
+from tidegate import demo
+from tidegate.cli.command_line import NotWritten
+from tidegate.cli.options import queue_key
 from tidegate.cli.output import Output
 from tidegate.core.errors import InvalidValue, Unavailable
-from tidegate.fleet.providers.process import LAST_WORDS_VARIABLE
+from tidegate.demo import evidence, runner
+from tidegate.demo import runner as stage
+from tidegate.demo.scenario import demo_scenario
+from tidegate.fleet.providers import EXIT_REASON_VARIABLE
 
 
 def test_a_queue_is_named_or_numbered() -> None:
@@ -58,7 +60,7 @@ def test_a_machine_that_is_told_no_store_leaves_word_of_it(
     def refused(join_file: str) -> str:
         finished = command_line(
             *("machine", "--id", "1", "--join-file", join_file),
-            environment={LAST_WORDS_VARIABLE: str(words)},
+            environment={EXIT_REASON_VARIABLE: str(words)},
         )
         assert finished.returncode == 2
         assert finished.stderr.decode() == f"tidegate: {words.read_text()}\n"
@@ -95,14 +97,14 @@ def test_the_demo_finds_out_first_whether_it_can_keep_what_it_is_to_keep(
         raise AssertionError("the story begins")
         yield
 
-    monkeypatch.setattr(stage, "temporary_stage", begun)
+    monkeypatch.setattr(stage, "temporary_demo_cluster", begun)
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     places: dict[str, Path] = {"report": tmp_path / "page.html", "history": tmp_path / "histories"}
 
     def refusal(path: Path) -> str:
         with pytest.raises(NotWritten) as refused:
-            show.demo(**(places | {option: path}))
+            demo.demo(**(places | {option: path}))
         return str(refused.value)
 
     if option == "report":
@@ -112,7 +114,7 @@ def test_the_demo_finds_out_first_whether_it_can_keep_what_it_is_to_keep(
         assert refusal(tmp_path / "file").endswith("file: File exists")
     assert "Not a directory" in refusal(tmp_path / "file" / "below" / "it")
     with pytest.raises(AssertionError, match="the story begins"):
-        show.demo(**places)
+        demo.demo(**places)
     assert not any(tmp_path.joinpath("histories").iterdir())
 
 
@@ -135,10 +137,10 @@ def test_the_demo_tells_what_came_of_it_before_it_keeps_anything(
     def fail(*_: object) -> NoReturn:
         raise Unavailable("the page cannot be written")
 
-    monkeypatch.setattr(director, "Director", Played)
-    monkeypatch.setattr(evidence, "Evidence", Played)
-    monkeypatch.setattr(summary, "summarize", lambda *_: SimpleNamespace(good=True))
-    monkeypatch.setattr(show, "_told", lambda *words: told.append(words[0]))
+    monkeypatch.setattr(runner, "DemoRunner", Played)
+    monkeypatch.setattr(evidence, "DemoHistories", Played)
+    monkeypatch.setattr(evidence, "summarize", lambda *_: SimpleNamespace(good=True))
+    monkeypatch.setattr(demo, "_summary_json", lambda *words: told.append(words[0]))
     (tmp_path / "a.history").touch()
     the_stage: Any = SimpleNamespace(
         histories=tmp_path,
@@ -149,12 +151,14 @@ def test_the_demo_tells_what_came_of_it_before_it_keeps_anything(
     )
 
     def perform(page: Path | None, history: Path | None) -> None:
-        show._perform(the_stage, story(), Output(True), page, history, keep=False, console=False)
+        demo._perform(
+            the_stage, demo_scenario(), Output(True), page, history, keep=False, console=False
+        )
 
     with pytest.raises(Unavailable, match=r"histories could not be kept .*No such file"):
         perform(None, tmp_path / "gone")
     assert len(told) == 1
-    monkeypatch.setattr(show, "_learned", fail)
+    monkeypatch.setattr(demo, "_learned", fail)
     with pytest.raises(Unavailable, match="the page cannot be written"):
         perform(tmp_path / "page.html", None)
     assert len(told) == 2

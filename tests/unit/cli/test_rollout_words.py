@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from tidegate.cli.rollout import FAILURES_MAX, Progress, Rollout
-from tidegate.cli.services import kept_by_doors
-from tidegate.core.hosting import DoorSample, Instance, InstanceState, Service, ServiceSpec
+from tidegate.cli.services import FAILURES_MAX, Rollout, RolloutState, read_at_door_start
+from tidegate.core.services import DoorSample, Instance, InstanceState, Service, ServiceSpec
 
 SERVICE = Service(spec=ServiceSpec(name="shop", target="shop:app", agreement=""), version=2)
 
@@ -40,8 +39,8 @@ def test_a_version_is_there_when_the_old_one_is_gone() -> None:
     rollout = Rollout(SERVICE)
     old, new = instance(1, InstanceState.DRAINING, version=1), instance(2, InstanceState.READY)
 
-    assert rollout.progress(SERVICE, [old, new]) is Progress.UNDER_WAY
-    assert rollout.progress(SERVICE, [new]) is Progress.DONE
+    assert rollout.progress(SERVICE, [old, new]) is RolloutState.UNDER_WAY
+    assert rollout.progress(SERVICE, [new]) is RolloutState.DONE
 
 
 def test_a_version_serves_when_every_door_has_heard_that_the_old_one_drains() -> None:
@@ -52,29 +51,29 @@ def test_a_version_serves_when_every_door_has_heard_that_the_old_one_drains() ->
     )
     both = [old, instance(2, InstanceState.READY)]
 
-    def progress(*gives_to: list[int] | None) -> Progress:
+    def progress(*gives_to: list[int] | None) -> RolloutState:
         doors = [
             DoorSample(service="shop", door=str(number), at=0.0, address="", gives_to=given)
             for number, given in enumerate(gives_to)
         ]
         return rollout.progress(SERVICE, both, doors)
 
-    assert progress([1, 2], [1, 2]) is Progress.UNDER_WAY
-    assert progress([2], [1, 2]) is Progress.UNDER_WAY
-    assert progress([2], [2]) is Progress.DONE
+    assert progress([1, 2], [1, 2]) is RolloutState.UNDER_WAY
+    assert progress([2], [1, 2]) is RolloutState.UNDER_WAY
+    assert progress([2], [2]) is RolloutState.DONE
     # A door that does not say, or none at all, is not waited for.
-    assert progress([2], None) is Progress.DONE
-    assert progress() is Progress.DONE
+    assert progress([2], None) is RolloutState.DONE
+    assert progress() is RolloutState.DONE
 
 
 def test_a_version_that_does_not_come_up_has_failed_while_the_old_one_serves() -> None:
     rollout = Rollout(SERVICE)
     old = instance(1, InstanceState.READY, version=1)
     for number in range(2, 2 + FAILURES_MAX):
-        assert rollout.progress(SERVICE, [old]) is Progress.UNDER_WAY
+        assert rollout.progress(SERVICE, [old]) is RolloutState.UNDER_WAY
         rollout.look(SERVICE, [old, instance(number, InstanceState.FAILED, detail="no database")])
 
-    assert rollout.progress(SERVICE, [old]) is Progress.FAILED
+    assert rollout.progress(SERVICE, [old]) is RolloutState.FAILED
     assert rollout.trouble.endswith("of version 2 failed: no database")
 
 
@@ -84,7 +83,7 @@ def test_a_version_that_the_leader_has_given_up_has_failed() -> None:
     old = [instance(1, InstanceState.READY, version=1)]
     rollout.look(given_up, old)
 
-    assert rollout.progress(given_up, old) is Progress.FAILED
+    assert rollout.progress(given_up, old) is RolloutState.FAILED
     assert rollout.trouble == "version 2 does not start: no database"
 
 
@@ -92,5 +91,5 @@ def test_what_open_doors_do_not_take_over_is_told() -> None:
     spec = SERVICE.spec
     other = msgspec.structs.replace(spec, sticky=True, balancing="random", concurrency=7)
 
-    assert kept_by_doors(spec, other) == "balancing, sessions"
-    assert kept_by_doors(spec, spec) == ""
+    assert read_at_door_start(spec, other) == "balancing, sessions"
+    assert read_at_door_start(spec, spec) == ""

@@ -9,20 +9,25 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from tidegate.cli.glance import Glance, by_need
-from tidegate.cli.glance_view import as_json, decided, screen
-from tidegate.console.model import Attention, Kind, Light, Overview, ServiceRow
-from tidegate.core.fleet import FleetInfo
-from tidegate.core.steering import PERSON, AddReplica, Decision
+from tidegate.cli.status import (
+    OverviewRow,
+    by_need,
+    format_decision_row,
+    overview_json,
+    overview_screen,
+)
+from tidegate.console.schemas import Attention, Kind, Light, Overview, ServiceRow
+from tidegate.core.decisions import OVERRIDE_LAW, AddReplica, Decision
+from tidegate.core.machines import FleetInfo
 
 
 def row(name: str, light: Light = Light.NONE, waiting: int = 0) -> ServiceRow:
     return ServiceRow(kind=Kind.QUEUE, name=name, light=light, waiting=waiting)
 
 
-def glance(*rows: ServiceRow, attention: Attention | None = None, lost: str = "") -> Glance:
+def glance(*rows: ServiceRow, attention: Attention | None = None, lost: str = "") -> OverviewRow:
     overview = Overview(at=0.0, attention=attention, services=list(rows), nodes=1)
-    return Glance(
+    return OverviewRow(
         overview=overview,
         rows=by_need(overview),
         prefetch={"orders": 240},
@@ -32,9 +37,9 @@ def glance(*rows: ServiceRow, attention: Attention | None = None, lost: str = ""
     )
 
 
-def shown(view: Glance, width: int = 80, height: int = 24) -> str:
+def shown(view: OverviewRow, width: int = 80, height: int = 24) -> str:
     console = Console(width=width, height=height, record=True, file=io.StringIO())
-    console.print(screen(view, width, height))
+    console.print(overview_screen(view, width, height))
     return console.export_text()
 
 
@@ -128,7 +133,7 @@ def test_texts_of_others_steer_no_terminal() -> None:
         assert "\x9b" not in text
         assert ("connection lost" in text) == bool(lost)
         # To a program it is as it is, quoted.
-        assert b"\x1b" not in msgspec.json.encode(as_json(view))
+        assert b"\x1b" not in msgspec.json.encode(overview_json(view))
 
 
 def test_a_decision_is_one_line() -> None:
@@ -136,9 +141,9 @@ def test_a_decision_is_one_line() -> None:
         at=0.0, loop="queue", service="orders", law="agreement", rule="needed > replicas",
         actions=[AddReplica(2)],
     )  # fmt: skip
-    by_hand = msgspec.structs.replace(by_law, law=PERSON, by="ada")
+    by_hand = msgspec.structs.replace(by_law, law=OVERRIDE_LAW, by="ada")
 
-    assert decided(by_law).endswith(
+    assert format_decision_row(by_law).endswith(
         "orders: 2 replicas more (more replicas are needed than there are)"
     )
-    assert decided(by_hand).endswith("(ada)")
+    assert format_decision_row(by_hand).endswith("(ada)")

@@ -6,10 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tidegate.cli.app import app
-from tidegate.cli.settings.document import as_document
-from tidegate.cli.settings.reader import SettingsInvalid, load_settings
-from tidegate.cli.settings.settings import Settings
-from tidegate.core.scaling import ScalingPolicy
+from tidegate.cli.settings import Settings, SettingsInvalid, as_document, load_settings
+from tidegate.core.topology import ScalingPolicy
 
 
 @pytest.fixture

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from tidegate.adapters.rabbitmq.elastic.sensor import Look
-from tidegate.adapters.rabbitmq.elastic.topology import ElasticReplica, ElasticTopology
-from tidegate.cli.steer import PROGRESS_S, Progress
-from tidegate.core.replication import ReplicaState
-from tidegate.core.steering import QueueSample
+from tidegate.cli.rabbitmq import PROGRESS_S, SteerProgress
+from tidegate.core.decisions import QueueSample
+from tidegate.core.topology import ReplicaState
+from tidegate.engines.rabbitmq.sensor import RabbitmqSample
+from tidegate.engines.rabbitmq.topology import ElasticReplica, ElasticTopology
 
 
-def look(trouble: str = "") -> Look:
+def look(trouble: str = "") -> RabbitmqSample:
     sample = QueueSample(queue="orders", at=0.0, replicas=[], alias_waiting=7)
-    return Look(sample=sample, unknown=["arrived_per_s"], trouble=trouble)
+    return RabbitmqSample(sample=sample, unknown=["arrived_per_s"], trouble=trouble)
 
 
 def topology(*replicas: ElasticReplica) -> ElasticTopology:
@@ -24,7 +24,7 @@ SERVING = ElasticReplica(number=1, state=ReplicaState.SERVING, weight=60)
 
 def test_while_replicas_stay_as_they_are_it_is_said_now_and_then() -> None:
     said: list[str] = []
-    progress = Progress(said.append)
+    progress = SteerProgress(said.append)
     # Whatever is recommended, period after period.
     for period in range(10 * int(PROGRESS_S)):
         progress.seen(topology(), look(), 100.0 + 0.1 * period)
@@ -35,7 +35,7 @@ def test_while_replicas_stay_as_they_are_it_is_said_now_and_then() -> None:
 
 def test_a_replica_that_comes_serves_or_goes_is_said_at_once() -> None:
     said: list[str] = []
-    progress = Progress(said.append)
+    progress = SteerProgress(said.append)
     turned = ElasticReplica(number=1, state=ReplicaState.SERVING, weight=40)
     for at, one in enumerate([(), (COMING,), (COMING,), (SERVING,), (turned,), ()]):
         progress.seen(topology(*one), look(), 0.1 * at)
@@ -49,7 +49,7 @@ def test_a_replica_that_comes_serves_or_goes_is_said_at_once() -> None:
 
 def test_trouble_is_said_once_and_that_it_is_over() -> None:
     said: list[str] = []
-    progress = Progress(said.append)
+    progress = SteerProgress(said.append)
     for at, trouble in enumerate(["", "it does not answer", "it does not answer", ""]):
         progress.seen(topology(), look(trouble), 0.1 * at)
     assert said[1:] == ["it does not answer", "the management API answers"]

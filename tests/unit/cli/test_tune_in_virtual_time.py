@@ -13,14 +13,14 @@ import pytest
 from typer.testing import CliRunner
 from virtual_nodes import cable
 
-from tidegate.adapters import probe
-from tidegate.cli import tuning
+from tidegate.cli import tune as tuning
 from tidegate.cli.app import app
 from tidegate.client.client import Client
 from tidegate.core.prefetch import PrefetchModel
-from tidegate.lab.faults.proxy import TcpProxy
-from tidegate.testing import Broker
+from tidegate.engines import probe
+from tidegate.testing.broker import Broker
 from tidegate.testing.virtual_time import VirtualTimeLoop
+from tidegate_lab.faults.proxy import TcpProxy
 
 # 40 ms there and back, 5 ms of work: 22 msg/s a unit of prefetch, and 200 is the most.
 ASKED = (

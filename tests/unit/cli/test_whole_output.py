@@ -9,8 +9,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from tidegate.cli.payload import write
-from tidegate.lab.bench.child import answer
+from tidegate.cli.output import write
+from tidegate_lab.loadgen.processes import answer
 
 PART = 1000
 PAYLOAD = bytes(range(256)) * 100

@@ -10,8 +10,7 @@ import pytest
 from command_line import CommandLine
 
 import tidegate
-from tidegate.cli.reloading import Sources
-from tidegate.cli.working import load_app, prefetch_of
+from tidegate.cli.worker import Sources, load_app, prefetch_of
 from tidegate.core.errors import InvalidValue
 
 SHOP = """

@@ -10,10 +10,10 @@ import pytest
 from waiting import LIMIT_S, eventually
 
 import tidegate
+from tidegate.broker.node import Node
 from tidegate.client.blocking import BlockingClient, LoopThread
 from tidegate.client.client import Client
 from tidegate.core import errors as e
-from tidegate.node.server import Node
 from tidegate.storage.memory import MemoryStore
 
 
@@ -70,7 +70,8 @@ def test_methods_take_the_arguments_of_the_async_client() -> None:
     different = {
         name: (parameters_of(method), parameters_of(getattr(Client, name)))
         for name, method in inspect.getmembers(BlockingClient, inspect.isfunction)
-        if not name.startswith("_") and parameters_of(method) != parameters_of(getattr(Client, name))
+        if not name.startswith("_")
+        and parameters_of(method) != parameters_of(getattr(Client, name))
     }
     assert not different
 

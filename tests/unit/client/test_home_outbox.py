@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from waiting import eventually_async
 
-from tidegate.client.replica_outbox import HomeOutbox
-from tidegate.client.unsent import Unsent
+from tidegate.client.producer import PendingMessages
+from tidegate.client.replica_producer import AssignedReplicaProducer
 from tidegate.core.errors import (
     InvalidValue,
     IoFailure,
@@ -19,8 +19,8 @@ from tidegate.core.errors import (
     TidegateError,
     Unavailable,
 )
-from tidegate.wire.packet import Packet
-from tidegate.wire.packets.puts import PutMessageResponse, PutMessages
+from tidegate.protocol.messages import PutMessageResponse, PutMessages
+from tidegate.protocol.packet import Packet
 
 OLD_HOME, NEW_HOME = 11, 22
 
@@ -49,7 +49,7 @@ class Home:
             answered=lambda *_: None,
             fate=self._fate,
         )
-        self.outbox = HomeOutbox(spread, 0, may_wait_at_alias=False)
+        self.outbox = AssignedReplicaProducer(spread, 0, may_wait_at_alias=False)
 
     @staticmethod
     def _spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -64,7 +64,7 @@ class Home:
 
     def put(self) -> asyncio.Future[int]:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.outbox.take(Unsent([b"x"], [future], None))
+        self.outbox.take(PendingMessages([b"x"], [future], None))
         return future
 
     async def answer(self, answer: Packet | TidegateError) -> tuple[int, int]:

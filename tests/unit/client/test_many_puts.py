@@ -6,7 +6,7 @@ import pytest
 from virtual_nodes import in_virtual_time, virtual_node
 
 from tidegate.core.errors import TooLarge
-from tidegate.wire.connection import MESSAGE_BYTES_MAX
+from tidegate.protocol.connection import MESSAGE_BYTES_MAX
 
 
 @in_virtual_time

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tidegate.client.lifeline import nameless_name
+from tidegate.client.connection import default_client_name
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_a_restarted_program_is_known_by_what_stands_before_the_at(
 ) -> None:
     monkeypatch.setattr(sys, "argv", [argument])
 
-    one, another = nameless_name(), nameless_name()
+    one, another = default_client_name(), default_client_name()
 
     assert one.partition("@")[0] == another.partition("@")[0] == program
     assert one != another

@@ -8,7 +8,7 @@ import pytest
 from waiting import LIMIT_S
 
 from tidegate.client.client import Client
-from tidegate.core.ending import ended
+from tidegate.core.runtime import cancel_and_wait
 
 pytestmark = pytest.mark.parametrize("backing", ["memory"], indirect=True)
 
@@ -35,5 +35,5 @@ async def test_tasks_that_finish_a_batch_together_lose_none_of_the_next(mq: Clie
         tasks = [asyncio.create_task(work()) for _ in range(4)]
         async with asyncio.timeout(LIMIT_S):
             await everything.wait()
-        await ended(tasks)
+        await cancel_and_wait(tasks)
     assert sorted(map(int, taken)) == list(range(COUNT))

@@ -9,7 +9,7 @@ from waiting import LIMIT_S
 
 import tidegate
 from tidegate.client.client import Client
-from tidegate.client.steered_prefetch import PrefetchStep, SteeredPrefetch
+from tidegate.client.prefetch import AutomaticPrefetch, PrefetchStep
 from tidegate.client.subscription import Subscription
 from tidegate.core.errors import Forbidden
 
@@ -45,7 +45,7 @@ async def test_nothing_came_and_nobody_can_say_what_waits_so_the_prefetch_is_hel
 
     async with mq.subscribe("orders", prefetch=10) as subscription:
         loop = asyncio.create_task(
-            SteeredPrefetch("orders", GOAL, start=10, on_step=hear).run(subscription)
+            AutomaticPrefetch("orders", GOAL, start=10, on_step=hear).run(subscription)
         )
         await asyncio.wait_for(enough.wait(), LIMIT_S)
         loop.cancel()

@@ -16,13 +16,13 @@ from backing import Connect, StartNode
 from waiting import LIMIT_S, eventually_async
 
 import tidegate
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.client.payloads import Undecodable, decoder_of, encoded
-from tidegate.client.shift import CUT_OFF
+from tidegate.client.message import Undecodable, encode_payload, payload_decoder
+from tidegate.client.worker import STOPPED_TEXT
 from tidegate.core import errors as e
 from tidegate.core.model import QueuePolicy
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
+from tidegate.core.runtime import NodeLimits
 from tidegate.storage.memory import MemoryStore
 
 # What fails comes again without a wait that the test would have to sit out.
@@ -70,7 +70,7 @@ class Invoice(pydantic.BaseModel):
 
 @pytest.fixture
 async def node(start_node: StartNode) -> Node:
-    return await start_node(limits=Limits(settle_linger_s=0.001))
+    return await start_node(limits=NodeLimits(settle_linger_s=0.001))
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ async def test_whatever_a_function_raises_fails_its_message_and_not_the_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Half characters in a captured log cannot travel between the processes of a test run.
-    monkeypatch.setattr(logging.getLogger("tidegate.client.shift"), "disabled", True)
+    monkeypatch.setattr(logging.getLogger("tidegate.client.worker"), "disabled", True)
     calls = 0
 
     async def awaited(payload: bytes) -> None:
@@ -663,7 +663,7 @@ async def test_what_was_cut_off_says_so(app: tidegate.App, node: Node, mq: Clien
         await soon(begun)
 
     (death,) = (await dead_letter(mq, "orders")).deaths
-    assert death.error == CUT_OFF
+    assert death.error == STOPPED_TEXT
 
 
 # Payloads as values
@@ -682,7 +682,7 @@ def test_a_payload_that_does_not_decode_says_what_is_wrong(
     wanted: Any, payload: bytes, said: str
 ) -> None:
     with pytest.raises(Undecodable, match=said):
-        decoder_of(wanted)(payload)
+        payload_decoder(wanted)(payload)
 
 
 @pytest.mark.parametrize(
@@ -700,10 +700,10 @@ def test_a_payload_that_does_not_decode_says_what_is_wrong(
 def test_what_a_function_returns_is_written_by_its_type(
     result: object, payload: bytes, content_type: str | None
 ) -> None:
-    assert encoded(result) == (payload, content_type)
+    assert encode_payload(result) == (payload, content_type)
 
 
 @pytest.mark.parametrize("value", [object(), [object()]])
 def test_what_cannot_be_written_as_json_is_refused_with_what_can(value: object) -> None:
     with pytest.raises(e.InvalidValue, match=r"cannot be written as JSON: .*Give bytes, a string"):
-        encoded(value)
+        encode_payload(value)

@@ -10,10 +10,10 @@ from logical_queue import LogicalQueue
 from waiting import eventually_async
 
 import tidegate
+from tidegate.broker.node import Node
+from tidegate.broker.replica import Replica
 from tidegate.client.client import Client
 from tidegate.core import errors as e
-from tidegate.node.replica import Replica
-from tidegate.node.server import Node
 
 
 @pytest.fixture
@@ -105,8 +105,8 @@ async def test_the_environment_says_which_replica(
 
 
 def test_the_blocking_api_knows_logical_queues() -> None:
-    from tidegate.core.scaling import Range, Scaling
-    from tidegate.testing.blocking import BlockingBroker
+    from tidegate.core.topology import Range, Scaling
+    from tidegate.testing.broker import BlockingBroker
 
     with BlockingBroker() as broker:
         mq = broker.connect(mode="admin")

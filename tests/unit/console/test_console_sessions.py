@@ -8,13 +8,13 @@ import pytest
 from long_sleeps import LONG_S, long_sleeps
 from people import PASSWORD, add_user
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.client.credentials import Credentials
+from tidegate.client.connection import Credentials
 from tidegate.console import sessions as bounds
-from tidegate.console.sessions import Sessions
+from tidegate.console.sessions import LoginSessions
 from tidegate.core.errors import LimitReached, NotAuthenticated
-from tidegate.core.users import Grant, Right
-from tidegate.node.server import Node
+from tidegate.core.model import Grant, Right
 
 
 class Clock:
@@ -35,7 +35,7 @@ class Closing:
         self.begun = asyncio.Event()
         self.goes_on = asyncio.Event()
 
-    def sessions(self, node: Node, clock: Clock) -> Sessions:
+    def sessions(self, node: Node, clock: Clock) -> LoginSessions:
         closing = self
 
         class SlowToClose(Client):
@@ -49,14 +49,14 @@ class Closing:
             kind = SlowToClose if is_slow else Client
             return kind(node.address, mode="admin", reconnect_s=20.0, credentials=credentials)
 
-        return Sessions(connect, None, clock)
+        return LoginSessions(connect, None, clock)
 
 
-def _sessions(node: Node, clock: Clock) -> Sessions:
+def _sessions(node: Node, clock: Clock) -> LoginSessions:
     def connect(credentials: Credentials | None) -> Client:
         return Client(node.address, mode="admin", reconnect_s=20.0, credentials=credentials)
 
-    return Sessions(connect, None, clock)
+    return LoginSessions(connect, None, clock)
 
 
 async def test_a_session_ends_when_it_is_idle_and_when_it_is_old(node: Node) -> None:

@@ -12,9 +12,9 @@ from long_sleeps import LONG_S, long_sleeps
 from people import PASSWORD, add_user
 from serving_console import Console, console_of, events
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.console import sessions as bounds
-from tidegate.node.server import Node
 
 
 @contextlib.asynccontextmanager

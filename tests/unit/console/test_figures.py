@@ -8,20 +8,22 @@ from typing import cast
 
 import pytest
 
-from tidegate.console import timeline as packed
-from tidegate.console.attention import attention
-from tidegate.console.decision_views import effect_of
-from tidegate.console.explanations import DECISIONS_SHOWN, explanations
-from tidegate.console.model import AgreementState, Kind, Light, Point, ReplicaPoint, ServiceRow
-from tidegate.console.person import Person
-from tidegate.console.sight import Sight
-from tidegate.console.timeline import COARSE_POINTS, FINE_POINTS, Timeline
-from tidegate.console.waits import NOTHING, added, percentiles
-from tidegate.core.fleet import FleetInfo, MachineInfo, MachineState
-from tidegate.core.steering import Decision
-from tidegate.telemetry.histogram import Histogram
-from tidegate.telemetry.numbers import ClusterNumbers, NodeNumbers, PhaseNumbers
-from tidegate.telemetry.numbers import durations as told
+from tidegate.console import watch as packed
+from tidegate.console.overview import DECISIONS_SHOWN, effect_of, explanations
+from tidegate.console.schemas import AgreementState, Kind, Light, Point, ReplicaPoint, ServiceRow
+from tidegate.console.snapshot import NO_WAITS, Snapshot, bucket_increments, percentiles
+from tidegate.console.watch import (
+    COARSE_POINTS,
+    FINE_POINTS,
+    ServiceTimeline,
+    UserConnection,
+    attention,
+)
+from tidegate.core.decisions import Decision
+from tidegate.core.machines import FleetInfo, MachineInfo, MachineState
+from tidegate.telemetry.meters import Histogram
+from tidegate.telemetry.stats import ClusterStats, NodeStats, PhaseStats
+from tidegate.telemetry.stats import make_durations as told
 
 
 def test_percentiles_are_of_what_came_between_two_looks() -> None:
@@ -31,7 +33,7 @@ def test_percentiles_are_of_what_came_between_two_looks() -> None:
     histogram.add(0.1, 94)
     histogram.add(1.0, 6)
 
-    waits = percentiles([added(before, histogram.sparse())])
+    waits = percentiles([bucket_increments(before, histogram.sparse())])
 
     assert waits.p50_s is not None
     assert abs(waits.p50_s - 0.1) < 0.01
@@ -42,18 +44,18 @@ def test_percentiles_are_of_what_came_between_two_looks() -> None:
 def test_nothing_delivered_has_no_percentiles() -> None:
     histogram = Histogram()
     histogram.add(1.0)
-    assert percentiles([added(histogram.sparse(), histogram.sparse())]) == NOTHING
+    assert percentiles([bucket_increments(histogram.sparse(), histogram.sparse())]) == NO_WAITS
 
 
 def test_a_histogram_that_began_anew_counts_from_zero() -> None:
     old, new = Histogram(), Histogram()
     old.add(10.0, 1000)
     new.add(0.1, 3)
-    assert sum(added(old.sparse(), new.sparse()).values()) == 3
+    assert sum(bucket_increments(old.sparse(), new.sparse()).values()) == 3
 
 
 def test_a_timeline_is_fine_of_late_coarse_before_and_bounded() -> None:
-    timeline = Timeline()
+    timeline = ServiceTimeline()
     replica = ReplicaPoint(number=1, state="serving", share=0.5)
     for second in range(5000):
         timeline.add(Point(at=float(second), waiting=second, replicas=[replica]))
@@ -69,7 +71,7 @@ def test_a_timeline_is_fine_of_late_coarse_before_and_bounded() -> None:
 
 
 def test_of_very_many_replicas_only_the_newest_point_has_them() -> None:
-    timeline = Timeline()
+    timeline = ServiceTimeline()
     replicas = [ReplicaPoint(number=number, state="serving") for number in range(1, 1001)]
     for second in range(3):
         timeline.add(Point(at=float(second), replicas=replicas))
@@ -77,7 +79,7 @@ def test_of_very_many_replicas_only_the_newest_point_has_them() -> None:
 
 
 def test_an_effect_is_what_the_figures_were_before_and_after() -> None:
-    timeline = Timeline()
+    timeline = ServiceTimeline()
     for second in range(100):
         after = second >= 50
         timeline.add(
@@ -104,7 +106,7 @@ def test_an_effect_is_found_after_the_clock_was_set_back() -> None:
 async def test_the_points_of_a_service_are_unpacked_once_for_all_its_decisions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    timeline, now = Timeline(), time.time()
+    timeline, now = ServiceTimeline(), time.time()
     replicas = [ReplicaPoint(number=number, state="serving") for number in range(4)]
     for ago_s in range(1000, 0, -1):
         timeline.add(Point(at=now - ago_s, replicas=replicas))
@@ -129,7 +131,7 @@ async def test_the_points_of_a_service_are_unpacked_once_for_all_its_decisions(
 
     monkeypatch.setattr(packed, "_unpacked", counted)
 
-    found = await explanations(cast(Person, person), (Kind.QUEUE, "orders"))
+    found = await explanations(cast(UserConnection, person), (Kind.QUEUE, "orders"))
 
     assert len(found) == DECISIONS_SHOWN
     assert found[0].effect is None, "it is too early to say"
@@ -141,13 +143,11 @@ def _row(name: str, **fields: object) -> ServiceRow:
     return ServiceRow(kind=Kind.QUEUE, name=name, light=Light.NONE, **fields)  # type: ignore[arg-type]
 
 
-def _sight() -> Sight:
-    sight = Sight()
-    phases = PhaseNumbers(*[told(Histogram())] * 5)
-    node = NodeNumbers(
-        1, "n", "a", 1.0, 1, 1, 1, 1, 1.0, 0, told(Histogram()), 0.0, 0, 0, [], phases
-    )
-    sight.numbers = ClusterNumbers([node])
+def _sight() -> Snapshot:
+    sight = Snapshot()
+    phases = PhaseStats(*[told(Histogram())] * 5)
+    node = NodeStats(1, "n", "a", 1.0, 1, 1, 1, 1, 1.0, 0, told(Histogram()), 0.0, 0, 0, [], phases)
+    sight.numbers = ClusterStats([node])
     return sight
 
 
@@ -195,4 +195,4 @@ def test_a_machine_whose_node_is_silent_goes_before_all() -> None:
     found = attention(sight, [], {}, {})
     assert found is not None
     assert "machine 3" in found.text
-    assert attention(Sight(), [], {}, {}) is not None
+    assert attention(Snapshot(), [], {}, {}) is not None

@@ -10,21 +10,21 @@ import msgspec
 from people import PASSWORD, add_user
 from serving_console import Console, console_of, events
 
-from tidegate.agreement.document import parse_agreement
-from tidegate.agreement.kept_standing import KeptStanding
-from tidegate.agreement.ledger import Ledger
-from tidegate.agreement.windows import Sample
-from tidegate.console.model import Light, ServiceView
-from tidegate.core.by_hand import NOTHING_SAID, ByHand
-from tidegate.core.hosting import (
+from tidegate.agreements.document import parse_agreement
+from tidegate.agreements.evaluation import AgreementSample
+from tidegate.agreements.ledger import AgreementLedger, StoredAgreementStatus
+from tidegate.broker.node import Node
+from tidegate.console.schemas import Light, ServiceView
+from tidegate.core.decisions import AddInstance, Decision
+from tidegate.core.services import (
+    NO_OVERRIDE,
     DoorSample,
     InstanceSample,
     InstanceState,
+    ServiceOverride,
     ServiceSpec,
-    decided_about,
+    decision_subject,
 )
-from tidegate.core.steering import AddInstance, Decision
-from tidegate.node.server import Node
 
 AGREEMENT = """
 name = "bookshop"
@@ -69,22 +69,22 @@ async def test_a_breached_agreement_is_the_one_thing_that_needs_attention(
 ) -> None:
     epoch = await _deployed(node)
     agreement = parse_agreement(AGREEMENT, "shop.toml")
-    ledger = Ledger(agreement)
+    ledger = AgreementLedger(agreement)
     now = time.time() // 5.0 * 5.0
-    ledger.take(Sample(now - 1.0, accepted=10, served=10, times={"response": [(2.0, 10)]}))
+    ledger.take(AgreementSample(now - 1.0, accepted=10, served=10, times={"response": [(2.0, 10)]}))
     (*_, entry) = ledger.advance(now)
-    kept = KeptStanding.of(agreement, entry, ledger.history, "1 instance more")
+    kept = StoredAgreementStatus.of(agreement, entry, ledger.history, "1 instance more")
     await node.store.keep_standing("bookshop", kept.to_json(), epoch)
     decision = Decision(
         at=time.time(),
         loop="http",
-        service=decided_about("shop"),
+        service=decision_subject("shop"),
         law="agreement",
         rule="too slow",
         inputs={"response_p95": 2.0},
         actions=[AddInstance(1)],
     )
-    await node.store.note_decision(decided_about("shop"), msgspec.json.encode(decision), epoch)
+    await node.store.note_decision(decision_subject("shop"), msgspec.json.encode(decision), epoch)
 
     found = msgspec.convert(await console.json("/services/http/shop"), ServiceView)
 
@@ -128,7 +128,7 @@ async def test_an_application_is_held_by_hand_and_given_back(console: Console, n
     answer = await console.http.put(path, json=held)
     assert answer.status_code == 204, answer.text
     (service,) = await node.store.services()
-    assert service.by_hand == ByHand(**held)
+    assert service.by_hand == ServiceOverride(**held)
     shown = await console.json("/services/http/shop")
     assert shown["hosted"]["by_hand"] == held
     assert (shown["replicas_min"], shown["replicas_max"]) == (1, 3)
@@ -145,7 +145,7 @@ async def test_an_application_is_held_by_hand_and_given_back(console: Console, n
     assert wider.status_code == 204, wider.text
     assert (await console.http.put(path, json={})).status_code == 204
     (service,) = await node.store.services()
-    assert service.by_hand == NOTHING_SAID
+    assert service.by_hand == NO_OVERRIDE
 
     deeds = await console.json("/deeds")
     assert "instances 4 → automatic" in deeds[0]["what"]
@@ -180,4 +180,4 @@ async def test_who_may_only_look_holds_no_application(node: Node, tmp_path: Path
         (deed,) = await console.json("/deeds")
         assert (deed["user"], deed["service"]) == ("ann", "shop")
     (service,) = await node.store.services()
-    assert service.by_hand == NOTHING_SAID
+    assert service.by_hand == NO_OVERRIDE

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tidegate.console.missed_nodes import MISSED_S, MissedNodes
+from tidegate.console.snapshot import MISSED_S, MissingNodes
 
 
 def test_a_node_that_died_is_missed_for_a_while_and_until_it_is_back() -> None:
-    nodes = MissedNodes()
+    nodes = MissingNodes()
     nodes.take(["one", "two"], 10.0)
     nodes.take(["one"], 11.0)
     assert nodes.is_to_ask(11.0)
@@ -28,7 +28,7 @@ def test_a_node_that_died_is_missed_for_a_while_and_until_it_is_back() -> None:
 
 
 def test_a_node_that_has_left_is_not_missed() -> None:
-    nodes = MissedNodes()
+    nodes = MissingNodes()
     nodes.take(["one", "two"], 10.0)
     nodes.take(["one"], 11.0)
     nodes.listed({"one"}, 11.0)

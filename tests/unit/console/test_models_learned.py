@@ -11,13 +11,13 @@ import pytest
 from people import PASSWORD, add_user
 from serving_console import console_of
 
-from tidegate.console.models_learned import models_learned
-from tidegate.node.server import Node
-from tidegate.telemetry.knowledge import SCHEMA, JobRecord, Knowledge, Model, Run
+from tidegate.broker.node import Node
+from tidegate.console.reports import learned_models
+from tidegate.telemetry.models import SCHEMA, JobRecord, LearningRun, ModelRegistry, StoredModel
 
 
-def _model(subject: str, now: datetime, parameters: dict[str, float]) -> Model:
-    return Model(
+def _model(subject: str, now: datetime, parameters: dict[str, float]) -> StoredModel:
+    return StoredModel(
         subject=subject,
         accepted=True,
         reason="fits",
@@ -29,8 +29,8 @@ def _model(subject: str, now: datetime, parameters: dict[str, float]) -> Model:
     )
 
 
-def _run(run: str, now: datetime, jobs: list[JobRecord]) -> Run:
-    return Run(
+def _run(run: str, now: datetime, jobs: list[JobRecord]) -> LearningRun:
+    return LearningRun(
         schema=SCHEMA,
         run=run,
         learned_at=now,
@@ -46,7 +46,7 @@ def _run(run: str, now: datetime, jobs: list[JobRecord]) -> Run:
 
 def test_the_curve_of_a_prefetch_ends_where_the_model_does(tmp_path: Path) -> None:
     now = datetime.now(UTC)
-    knowledge = Knowledge(tmp_path)
+    knowledge = ModelRegistry(tmp_path)
     run = knowledge.begin_run(now)
     table = knowledge.run_folder(run) / "prefetch_levels"
     table.mkdir()
@@ -60,7 +60,7 @@ def test_the_curve_of_a_prefetch_ends_where_the_model_does(tmp_path: Path) -> No
     jobs = [JobRecord("identification", 1.0, {"prefetch_levels": len(levels)})]
     knowledge.finish_run(_run(run, now, jobs))
 
-    (shown,) = models_learned(tmp_path)
+    (shown,) = learned_models(tmp_path)
 
     assert len(shown.points) == 30
     assert all(y == pytest.approx(10.0 * x) for x, y in shown.curve)
@@ -80,7 +80,7 @@ async def test_a_model_is_seen_by_who_may_see_its_queue_slashes_and_all(
     node: Node, tmp_path: Path, pattern: str, seen: list[str]
 ) -> None:
     now = datetime.now(UTC)
-    knowledge = Knowledge(tmp_path)
+    knowledge = ModelRegistry(tmp_path)
     run = knowledge.begin_run(now)
     groups = [_model(subject, now, {}) for subject in ("team/orders/worker", "orders/worker")]
     knowledge.add_models("capacity", run, now, [_model("team/secret", now, {})])

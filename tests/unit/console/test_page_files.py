@@ -9,7 +9,7 @@ from importlib.resources.abc import Traversable
 
 import pytest
 
-from tidegate.report import palette
+from tidegate.report import charts
 
 PAGE = resources.files("tidegate.console") / "page"
 
@@ -69,4 +69,4 @@ def test_every_file_that_is_named_is_there_and_none_is_left_over() -> None:
 def test_its_colours_are_those_of_the_report() -> None:
     text = (PAGE / "style" / "palette.css").read_text()
     found = re.findall(r"--(\w+): light-dark\((#\w{6}), (#\w{6})\);", text)
-    assert found == [(colour.name, colour.light, colour.dark) for colour in palette.ALL]
+    assert found == [(colour.name, colour.light, colour.dark) for colour in charts.ALL]

@@ -14,18 +14,18 @@ from logical_queue import LogicalQueue
 from people import PASSWORD, add_user
 from serving_console import Console, console_of, events
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.console import application, doing, live_events, server, sight
-from tidegate.console import deeds as kept
+from tidegate.console import actions, application, overview, snapshot
+from tidegate.console import actions as kept
 from tidegate.console import sessions as bounds
-from tidegate.console.deeds import Deeds
-from tidegate.console.model import Deed
+from tidegate.console.actions import AuditLog
+from tidegate.console.schemas import AuditEntry
+from tidegate.core.model import Grant, Right
 from tidegate.core.prefetch import PrefetchGoal
-from tidegate.core.scaling import Range, Scaling
-from tidegate.core.users import Grant, Right
-from tidegate.fleet import console_process
-from tidegate.fleet.console_process import ConsoleProcess
-from tidegate.node.server import Node
+from tidegate.core.topology import Range, Scaling
+from tidegate.fleet import processes
+from tidegate.fleet.processes import ConsoleProcess
 
 
 def _hang(monkeypatch: pytest.MonkeyPatch, node: Node, asked: list[str]) -> asyncio.Event:
@@ -48,7 +48,7 @@ async def test_a_node_that_hangs_is_told_of_before_a_page_believes_the_console_l
     await mq.create_queue("orders")
     stream = events(console.http, "/api/live?service=queue%2Forders")
     await anext(stream)
-    monkeypatch.setattr(sight, "ANSWER_S_MAX", 0.5)
+    monkeypatch.setattr(snapshot, "ANSWER_S_MAX", 0.5)
     asked: list[str] = []
     goes_on = _hang(monkeypatch, node, asked)
     complaint = "the nodes: no answer within 0.5 s"
@@ -79,15 +79,15 @@ async def test_while_no_node_answers_a_page_is_told_so_without_waiting_for_other
     console: Console, node: Node, mq: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await mq.create_queue("orders")
-    monkeypatch.setattr(sight, "ANSWER_S_MAX", 0.5)
-    monkeypatch.setattr(live_events, "_DECISIONS_EVERY_S", 0.0)
+    monkeypatch.setattr(snapshot, "ANSWER_S_MAX", 0.5)
+    monkeypatch.setattr(overview, "_DECISIONS_EVERY_S", 0.0)
     asked: list[Any] = []
 
     async def explained(person: Any, key: Any) -> list[Any]:
         asked.append(key)
         return []
 
-    monkeypatch.setattr(live_events, "explanations", explained)
+    monkeypatch.setattr(overview, "explanations", explained)
     stream = events(console.http, "/api/live?service=queue%2Forders")
     for _ in range(4):
         await anext(stream)
@@ -114,7 +114,7 @@ async def test_what_no_node_answers_is_written_down_as_not_known(
 ) -> None:
     await mq.create_queue("orders")
     await console.json("/overview")
-    monkeypatch.setattr(doing, "DONE_S_MAX", 0.3)
+    monkeypatch.setattr(actions, "DONE_S_MAX", 0.3)
     goes_on = asyncio.Event()
     real = node.store.set_policy
 
@@ -151,7 +151,7 @@ async def test_a_console_with_open_pages_ends_at_once_and_without_a_trace(
     node: Node, mq: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Those who do not end would be broken off after an hour.
-    monkeypatch.setattr(server, "_STOP_S", 3600.0)
+    monkeypatch.setattr(application, "_STOP_S", 3600.0)
     await mq.create_queue("orders")
     async with console_of(node) as console:
         stream = events(console.browser(), "/api/live?service=queue%2Forders")
@@ -250,15 +250,15 @@ async def test_whatever_a_queue_is_called_it_can_be_steered(
     assert (await mq.queue(name)).policy.paused
 
 
-def _deed(what: str) -> Deed:
-    return Deed(at=1.0, user="ann", what=what, service="orders", outcome="done")
+def _deed(what: str) -> AuditEntry:
+    return AuditEntry(at=1.0, user="ann", what=what, service="orders", outcome="done")
 
 
 def test_two_consoles_of_the_same_data_keep_what_both_have_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "DEEDS_MAX", 6)
-    one, other = Deeds(tmp_path), Deeds(tmp_path)
+    monkeypatch.setattr(kept, "AUDIT_ENTRIES_MAX", 6)
+    one, other = AuditLog(tmp_path), AuditLog(tmp_path)
     for number in range(20):
         (one if number % 2 else other).add(_deed(str(number)))
         # Each shows all, the other's too, also when the file has just been cut.
@@ -301,13 +301,13 @@ def test_a_console_that_dies_whenever_it_serves_is_started_later_and_later(
     console = ConsoleProcess(["tidegate://127.0.0.1:1"], [], host="127.0.0.1", port=0)
     child = _DyingChild()
     monkeypatch.setattr(console, "_child", child)
-    monkeypatch.setattr(console_process, "time", SimpleNamespace(monotonic=lambda: child.clock_s))
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: child.clock_s))
     console.start()
     while len(child.begun_at) < 5:
         console.watch()
         child.clock_s += 0.01
 
-    least_s, most_s = console_process._AGAIN_S
+    least_s, most_s = processes._CONSOLE_BACKOFF_S
     pauses_s = [later - sooner for sooner, later in pairwise(child.begun_at)]
     assert pauses_s == sorted(pauses_s)
     assert 4 * least_s < pauses_s[-1] < most_s

@@ -10,10 +10,10 @@ import pytest
 from people import PASSWORD, add_user
 from serving_console import Console, console_of
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.console import doorkeeper, message_routes, server
+from tidegate.console import actions, application, security
 from tidegate.console import sessions as bounds
-from tidegate.node.server import Node
 
 _PATIENCE_S = 10.0
 
@@ -39,7 +39,7 @@ async def test_guesses_that_come_at_once_are_no_more_than_those_that_come_one_by
 async def test_who_connects_and_does_not_ask_is_hung_up_on(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "REQUEST_S_MAX", 0.2)
+    monkeypatch.setattr(application, "REQUEST_S_MAX", 0.2)
     async with console_of(node) as console:
         for begun in (b"", b"GET / HTTP/1.1\r\nHost: x", _request(console) + b"GET /"):
             reader, writer = await asyncio.open_connection("127.0.0.1", console.port)
@@ -48,7 +48,7 @@ async def test_who_connects_and_does_not_ask_is_hung_up_on(
                 await reader.read()  # to its end
             writer.close()
         # Who asks is not to be taken for one of them on a busy machine.
-        monkeypatch.setattr(server, "REQUEST_S_MAX", 20.0)
+        monkeypatch.setattr(application, "REQUEST_S_MAX", 20.0)
         assert (await console.http.get("/api/healthz")).status_code == 200
 
 
@@ -59,7 +59,7 @@ def _request(console: Console) -> bytes:
 async def test_a_body_that_does_not_end_is_broken_off(
     console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doorkeeper, "BODY_S_MAX", 0.2)
+    monkeypatch.setattr(security, "BODY_S_MAX", 0.2)
     head = f"POST /api/session HTTP/1.1\r\nHost: 127.0.0.1:{console.port}\r\nContent-Length: 99\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", console.port)
     writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n{")
@@ -119,8 +119,8 @@ async def test_a_folder_of_results_that_is_none_is_not_there(node: Node, number:
 async def test_large_messages_are_searched_some_megabytes_at_a_time(
     console: Console, mq: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_routes, "_SEARCHED_BYTES_MAX", 3_000_000)
-    monkeypatch.setattr(message_routes, "_LOT_BYTES", 1_000_000)
+    monkeypatch.setattr(actions, "_SEARCHED_BYTES_MAX", 3_000_000)
+    monkeypatch.setattr(actions, "_LOT_BYTES", 1_000_000)
     await mq.create_queue("orders")
     for number in range(20):
         await mq.put("orders", f"message {number};".encode() + bytes(b"x" * 500_000))
@@ -159,9 +159,9 @@ async def test_a_session_is_of_one_user_whatever_another_sends(node: Node) -> No
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "10.0.0.7"])
 @pytest.mark.parametrize("names", [[], ["queues.example.org"]])
 def test_the_address_that_is_printed_is_one_that_is_let_in(host: str, names: list[str]) -> None:
-    shown = doorkeeper.shown_host(host, names)
+    shown = security.url_host(host, names)
 
-    assert f"{shown}:8911" in doorkeeper.allowed_hosts(host, 8911, names, tls=True)
+    assert f"{shown}:8911" in security.allowed_hosts(host, 8911, names, tls=True)
     # Neither of these is the name of anything.
     assert shown not in ("0.0.0.0", "[::]")
 
@@ -171,4 +171,4 @@ def test_the_address_that_is_printed_is_one_that_is_let_in(host: str, names: lis
     ["localhost.:8911", "127.0.0.1.:8911", "[::ffff:127.0.0.1]:8911", "127.1:8911"],
 )
 def test_no_other_spelling_of_a_host_is_let_in(host: str) -> None:
-    assert host not in doorkeeper.allowed_hosts("127.0.0.1", 8911, [], tls=False)
+    assert host not in security.allowed_hosts("127.0.0.1", 8911, [], tls=False)

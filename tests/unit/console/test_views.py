@@ -11,12 +11,12 @@ from logical_queue import LogicalQueue
 from people import PASSWORD, add_user
 from serving_console import Console, console_of, events
 
+from tidegate.broker.handlers import messages as queue_verbs
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.console import sight
-from tidegate.console.model import FleetView, MessagePage, Overview, ServiceView
-from tidegate.core.scaling import Range, Scaling
-from tidegate.node import queue_verbs
-from tidegate.node.server import Node
+from tidegate.console import snapshot
+from tidegate.console.schemas import FleetView, MessagePage, Overview, ServiceView
+from tidegate.core.topology import Range, Scaling
 
 
 async def test_the_overview_shows_a_queue_and_what_waits_in_it(
@@ -240,7 +240,7 @@ async def test_a_node_that_is_gone_is_complained_of_and_found_again(
     async with console_of(node) as console:
         stream = events(console.http, "/api/live")
         await anext(stream)
-        monkeypatch.setattr(sight, "ANSWER_S_MAX", 0.5)
+        monkeypatch.setattr(snapshot, "ANSWER_S_MAX", 0.5)
         port = int(node.address.rpartition(":")[2])
         await node.stop()
         async for _, found in stream:

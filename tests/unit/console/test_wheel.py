@@ -10,12 +10,11 @@ from dead_letters import dead_letter
 from people import PASSWORD, add_user
 from serving_console import Console, console_of
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.core.model import QueueInfo, QueuePolicy
 from tidegate.core.prefetch import PrefetchGoal
-from tidegate.core.replication import Topology
-from tidegate.core.scaling import Range, Scaling
-from tidegate.node.server import Node
+from tidegate.core.topology import Range, Scaling, Topology
 
 
 async def test_a_queue_is_made_paused_resumed_purged_and_deleted(

@@ -14,18 +14,16 @@ from node_that_steers import steered
 from virtual_nodes import in_virtual_time, virtual_node
 from waiting import eventually_async
 
-from tidegate.agreement.document import Agreement, parse_agreement
-from tidegate.agreement.evaluation import Verdict
-from tidegate.agreement.kept_standing import KeptStanding
-from tidegate.agreement.windows import Sample
+from tidegate.agreements.document import Agreement, parse_agreement
+from tidegate.agreements.evaluation import AgreementSample, Verdict
+from tidegate.agreements.ledger import StoredAgreementStatus
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.control.learned import Learned
-from tidegate.control.queue_responses import QueueResponses, added
-from tidegate.core.ending import ended
-from tidegate.core.scaling import DEFAULT_SCALING
-from tidegate.core.scaling_words import changed
-from tidegate.node.server import Node
-from tidegate.telemetry.knowledge import Knowledge, Model
+from tidegate.control.agreement_monitor import QueueResponses, sum_responses
+from tidegate.control.learned import AcceptedModels
+from tidegate.core.runtime import cancel_and_wait
+from tidegate.core.topology import DEFAULT_SCALING, with_scaling_keys
+from tidegate.telemetry.models import ModelRegistry, StoredModel
 
 PROMISED = """
 name = "{name}"
@@ -40,12 +38,12 @@ def promise(breach: str, name: str = "orders") -> Agreement:
     return parse_agreement(PROMISED.format(breach=breach, name=name), f"{name}.toml")
 
 
-async def standing(node: Node, key: str, *verdicts: Verdict) -> KeptStanding:
+async def standing(node: Node, key: str, *verdicts: Verdict) -> StoredAgreementStatus:
     """Where it stands, once a window was judged so."""
 
-    async def look() -> KeptStanding | None:
+    async def look() -> StoredAgreementStatus | None:
         document = (await node.store.standings()).get(key)
-        kept = None if document is None else KeptStanding.from_json(document)
+        kept = None if document is None else StoredAgreementStatus.from_json(document)
         return kept if kept is not None and kept.verdict in verdicts else None
 
     return await eventually_async(look, f"{key} is {verdicts}")
@@ -83,7 +81,7 @@ async def test_a_plain_queue_is_judged_by_its_responses_and_breaches_are_told() 
                 breached = await standing(node, "orders/orders.eu", Verdict.BREACHED)
                 other = await standing(node, "orders/orders.us", Verdict.MET)
             finally:
-                await ended(running)
+                await cancel_and_wait(running)
         keys = sorted(await node.store.standings())
         decisions = await node.store.decisions("orders.eu", 10)
     assert (met.queue, met.doing) == ("orders.eu", "monitored only: it does not scale")
@@ -101,7 +99,7 @@ async def test_one_that_scales_is_judged_once_by_each_agreement() -> None:
     async with virtual_node() as house:
         node, mq = house.node, await house.connect()
         await mq.create_queue("orders")
-        await mq.set_scaling("orders", changed(DEFAULT_SCALING, {"agreement": text}))
+        await mq.set_scaling("orders", with_scaling_keys(DEFAULT_SCALING, {"agreement": text}))
         async with steered(node, agreements=[promise("1s"), promise("10s", "lenient")]):
             async with mq.subscribe("orders") as messages:
                 await mq.put("orders", b"one")
@@ -117,9 +115,9 @@ async def test_a_warning_that_is_to_be_learned_moves_for_a_queue_that_does_not_s
     tmp_path: Path,
 ) -> None:
     # Given an agreement of which the lake has seen enough
-    knowledge = Knowledge(tmp_path, pytest.fail)
+    knowledge = ModelRegistry(tmp_path, pytest.fail)
     figures = {"slope_response_p90": 0.8, "reconfiguration_s": 2.0}
-    seen = Model("orders", True, "", figures, {}, 1, 0.0, 1.0)
+    seen = StoredModel("orders", True, "", figures, {}, 1, 0.0, 1.0)
     knowledge.add_models("warnings", "run", datetime.now(UTC), [seen])
     text = PROMISED.format(breach="5s", name="orders") + 'warning = "learned"\n'
 
@@ -135,12 +133,12 @@ async def test_a_warning_that_is_to_be_learned_moves_for_a_queue_that_does_not_s
         node, mq = house.node, await house.connect()
         await mq.create_queue("orders")
         agreement = parse_agreement(text, "orders.toml")
-        async with steered(node, agreements=[agreement], learned=Learned(knowledge)):
+        async with steered(node, agreements=[agreement], learned=AcceptedModels(knowledge)):
             running = asyncio.create_task(work(mq))
             try:
                 kept = await standing(node, "orders/orders", Verdict.MET)
             finally:
-                await ended([running])
+                await cancel_and_wait([running])
     # Then it warns 1.25 · 0.8 · 2 s before the breach, and not the fifth of it that nobody knew
     # better.
     assert "warns at 3s" in kept.promises[0].evidence
@@ -148,18 +146,18 @@ async def test_a_warning_that_is_to_be_learned_moves_for_a_queue_that_does_not_s
 
 def test_responses_are_waits_and_services_put_together() -> None:
     half = [(1.0, 5.0), (4.0, 5.0)]
-    found = added(half, [(1.0, 2.0), (2.0, 2.0)])
+    found = sum_responses(half, [(1.0, 2.0), (2.0, 2.0)])
     assert sum(count for _, count in found) == pytest.approx(4.0)
     mean_s = sum(duration_s * count for duration_s, count in found) / 4.0
     # 2.5 s and 1.5 s, each in a bucket.
     assert mean_s == pytest.approx(4.0, rel=0.1)
-    assert added([], half) == ()
-    assert added(half, []) == []
+    assert sum_responses([], half) == ()
+    assert sum_responses(half, []) == []
 
 
 def test_who_is_acknowledged_later_has_waited_as_those_before() -> None:
     responses = QueueResponses()
-    responses.complete(Sample(1.0, times={"wait": [(2.0, 1.0)], "service": []}))
-    found = responses.complete(Sample(2.0, times={"wait": [], "service": [(1.0, 1.0)]}))
+    responses.complete(AgreementSample(1.0, times={"wait": [(2.0, 1.0)], "service": []}))
+    found = responses.complete(AgreementSample(2.0, times={"wait": [], "service": [(1.0, 1.0)]}))
     ((duration_s, count),) = found.times["response"]
     assert (duration_s, count) == (pytest.approx(3.0, rel=0.1), 1.0)

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.agreement.document import Agreement, parse_agreement
-from tidegate.control.agreement_figures import Asked, figures
-from tidegate.control.agreement_plan import Plan, plan
-from tidegate.control.room import Room
-from tidegate.telemetry.knowledge import Knowledge, Model
+from tidegate.agreements.document import Agreement, parse_agreement
+from tidegate.control.planning import (
+    AvailableSlots,
+    CapacityPlan,
+    PlanningRequest,
+    plan_capacity,
+    planning_inputs,
+)
+from tidegate.telemetry.models import ModelRegistry, StoredModel
 
 
 def orders(more: str = "", throughput: str = "breach = 250\nwarning = 300") -> Agreement:
@@ -22,20 +26,22 @@ def orders(more: str = "", throughput: str = "breach = 250\nwarning = 300") -> A
     )
 
 
-def planned(agreement: Agreement, knowledge: Knowledge | None = None, **asked: object) -> Plan:
+def planned(
+    agreement: Agreement, knowledge: ModelRegistry | None = None, **asked: object
+) -> CapacityPlan:
     machines = asked.pop("machines", None)
     if isinstance(machines, int):
-        asked["room"] = Room.of_machines(machines, 1)
-    said = Asked(**asked)  # type: ignore[arg-type]
-    return plan(agreement, figures(agreement, said, knowledge), said)
+        asked["room"] = AvailableSlots.of_machines(machines, 1)
+    said = PlanningRequest(**asked)  # type: ignore[arg-type]
+    return plan_capacity(agreement, planning_inputs(agreement, said, knowledge), said)
 
 
-def knowing(folder: Path) -> Knowledge:
-    knowledge = Knowledge(folder, pytest.fail)
+def knowing(folder: Path) -> ModelRegistry:
+    knowledge = ModelRegistry(folder, pytest.fail)
     now = datetime.now(UTC)
 
-    def model(subject: str, **parameters: float) -> Model:
-        return Model(subject, True, "", parameters, {}, 1, 0.0, 1.0)
+    def model(subject: str, **parameters: float) -> StoredModel:
+        return StoredModel(subject, True, "", parameters, {}, 1, 0.0, 1.0)
 
     knowledge.add_models(
         "capacity",

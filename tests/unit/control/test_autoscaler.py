@@ -14,12 +14,9 @@ from hypothesis import strategies as st
 from operations import operations_of
 from thoroughness import examples
 
-from tidegate.control.autoscaler import Autoscaler
-from tidegate.control.guards import guarded
-from tidegate.control.reading import Reading
-from tidegate.core.replication import ReplicaState, Role
-from tidegate.core.scaling import Provisioning, Range, Scaling, ScalingPolicy, Steering
-from tidegate.core.steering import (
+from tidegate.control.queues.autoscaler import Autoscaler, SampleTotals
+from tidegate.control.queues.guards import apply_guards
+from tidegate.core.decisions import (
     AddReplica,
     CancelDrain,
     CancelPending,
@@ -32,9 +29,17 @@ from tidegate.core.steering import (
     Retire,
     SetShares,
 )
-from tidegate.laws.reversal import Verdict
-from tidegate.laws.wait_sizing import Pledge
-from tidegate.laws.wish import Situation, Wish
+from tidegate.core.topology import (
+    ControlMode,
+    MemberRole,
+    Provisioning,
+    Range,
+    ReplicaState,
+    Scaling,
+    ScalingPolicy,
+)
+from tidegate.laws.scaling import HarmfulScaleUp, Proposal, QueueSituation
+from tidegate.laws.scaling.wait import WaitTarget
 
 SERVING, STARTING, DRAINING = ReplicaState.SERVING, ReplicaState.STARTING, ReplicaState.DRAINING
 
@@ -146,7 +151,7 @@ def test_the_last_added_goes_step_by_step_and_is_retired_when_empty() -> None:
 def test_a_drain_takes_no_longer_because_decisions_come_late() -> None:
     """On a computer so busy that a period takes ten seconds, and some are held as stale."""
     autoscaler = Autoscaler(
-        scaling(steering=Steering.MANUAL, replicas_wanted=1, polling_interval_s=0.2)
+        scaling(steering=ControlMode.MANUAL, replicas_wanted=1, polling_interval_s=0.2)
     )
     autoscaler.decide(queue(replica(1), replica(2)))
     going = replica(2, state=DRAINING)
@@ -173,8 +178,8 @@ def test_a_draining_replica_gives_everything_away_once_it_gets_nothing() -> None
     assert {move.target: move.count for move in moved} == {1: 35, 2: 15}
     migrations = [action for action in decision.actions if isinstance(action, Migrate)]
     assert {(one.role, one.source, one.target, one.count) for one in migrations} == {
-        (Role.CONSUMER, 3, 1, 1),
-        (Role.CONSUMER, 3, 2, 1),
+        (MemberRole.CONSUMER, 3, 1, 1),
+        (MemberRole.CONSUMER, 3, 2, 1),
     }
 
 
@@ -196,7 +201,7 @@ def test_a_load_above_min_load_cancels_the_removal() -> None:
 
 
 def test_what_was_ordered_and_has_no_slot_is_cancelled_before_a_replica_goes() -> None:
-    autoscaler = Autoscaler(scaling(steering=Steering.MANUAL, replicas_wanted=1))
+    autoscaler = Autoscaler(scaling(steering=ControlMode.MANUAL, replicas_wanted=1))
     assert orders(autoscaler.decide(queue(replica(1), replica(2), pending=2))) == [CancelPending(2)]
     assert orders(autoscaler.decide(queue(replica(1), replica(2), at=1001.0))) == [Drain(2)]
 
@@ -308,7 +313,7 @@ def test_an_empty_queue_without_replicas_to_have_does_nothing() -> None:
 
 def test_a_person_says_how_many_at_once_and_down_to_none() -> None:
     autoscaler = Autoscaler(
-        scaling(steering=Steering.MANUAL, replicas_wanted=3, step_max=8, replicas=Range(0, 8))
+        scaling(steering=ControlMode.MANUAL, replicas_wanted=3, step_max=8, replicas=Range(0, 8))
     )
     decision = autoscaler.decide(queue(replica(1, waiting=0, share=1.0)))
     assert (orders(decision), decision.law) == ([AddReplica(2)], "manual")
@@ -322,7 +327,7 @@ def test_a_person_says_how_many_at_once_and_down_to_none() -> None:
 
 
 def test_recommend_only_says_what_it_would_do_and_takes_nothing_for_done() -> None:
-    autoscaler = Autoscaler(scaling(steering=Steering.RECOMMEND))
+    autoscaler = Autoscaler(scaling(steering=ControlMode.RECOMMEND))
     for at in (1.0, 2.0, 3.0):
         decision = autoscaler.decide(queue(replica(1, waiting=300), at=at))
         assert orders(decision) == [AddReplica(1)]
@@ -369,8 +374,8 @@ def test_clients_bring_replicas_and_go_over_to_them() -> None:
     assert orders(autoscaler.decide(queue(over, at=3.0, pending=1))) == []
     decision = autoscaler.decide(queue(over, replica(2, age_s=0.0), at=4.0))
     assert [action for action in decision.actions if isinstance(action, Migrate)] == [
-        Migrate(Role.PRODUCER, 1, 2, 1),
-        Migrate(Role.CONSUMER, 1, 2, 1),
+        Migrate(MemberRole.PRODUCER, 1, 2, 1),
+        Migrate(MemberRole.CONSUMER, 1, 2, 1),
     ]
 
 
@@ -413,11 +418,11 @@ def test_a_scale_up_that_lowered_throughput_is_undone_and_not_tried_again() -> N
 
 @pytest.mark.parametrize("count", range(1, 8))
 def test_a_number_that_did_harm_is_not_come_to_from_below_either(count: int) -> None:
-    harm = Verdict(fewer=3, more=4, before_per_s=300.0, after_per_s=240.0, until=1600.0)
-    reading = Reading(queue(*(replica(number) for number in range(1, count + 1))))
-    now = Situation(1000.0, count)
+    harm = HarmfulScaleUp(fewer=3, more=4, before_per_s=300.0, after_per_s=240.0, until=1600.0)
+    reading = SampleTotals(queue(*(replica(number) for number in range(1, count + 1))))
+    now = QueueSituation(1000.0, count)
 
-    wish = guarded(scaling(), now, reading, Wish(6, "needed", "", ""), harm, 0.0, 1000.0)
+    wish = apply_guards(scaling(), now, reading, Proposal(6, "needed", "", ""), harm, 0.0, 1000.0)
 
     assert (wish.replicas, wish.rule) == (3, "reversal guard")
 
@@ -517,7 +522,7 @@ samples = st.builds(
 @given(
     st.lists(samples, min_size=1, max_size=4),
     st.sampled_from(ScalingPolicy),
-    st.sampled_from(Steering),
+    st.sampled_from(ControlMode),
     st.integers(0, 6),
     st.integers(0, 6),
     st.integers(1, 4),
@@ -526,7 +531,7 @@ samples = st.builds(
 def test_whatever_is_measured_bounds_and_steps_hold(
     history: list[QueueSample],
     policy: ScalingPolicy,
-    steering: Steering,
+    steering: ControlMode,
     low: int,
     more: int,
     step: int,
@@ -602,7 +607,7 @@ def _operations_of_decision(count: int, policy: ScalingPolicy) -> int:
         for number in range(1, count + 1)
     ]
     autoscaler = Autoscaler(scaling(policy=policy, replicas=Range(1, 5000)))
-    pledge = Pledge(wait_s=5.0)
+    pledge = WaitTarget(wait_s=5.0)
     for turn in range(3):
         autoscaler.decide(queue(*replicas, at=1000.0 + turn), pledge)
     sample = queue(*replicas, at=1003.0)
@@ -613,7 +618,9 @@ def test_without_an_agreement_that_can_be_read_nothing_is_done_by_it() -> None:
     autoscaler = Autoscaler(scaling(policy=ScalingPolicy.AGREEMENT, replicas=Range(1, 8)))
     held = autoscaler.decide(queue(replica(1, waiting=1000), at=1.0))
     assert (held.rule, held.actions) == ("held: no agreement", [])
-    obeyed = autoscaler.decide(queue(replica(1, waiting=1000), at=2.0), Pledge(wait_s=2.0), 100.0)
+    obeyed = autoscaler.decide(
+        queue(replica(1, waiting=1000), at=2.0), WaitTarget(wait_s=2.0), 100.0
+    )
     assert AddReplica in map(type, obeyed.actions)
     assert "warns at 2 s" in obeyed.reason
 
@@ -683,7 +690,7 @@ def test_under_an_agreement_what_was_needed_counts_for_the_cool_down() -> None:
                 policy=ScalingPolicy.AGREEMENT, cooldown_period_s=cooldown_s, capacity_per_s=40.0
             )
         )
-        pledge, went_at = Pledge(wait_s=4.0, metric="wait_p99"), None
+        pledge, went_at = WaitTarget(wait_s=4.0, metric="wait_p99"), None
         for second in range(200):
             # Three are needed for a minute, then one.
             rate = 100.0 if second < 60 else 10.0

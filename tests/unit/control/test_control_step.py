@@ -11,13 +11,13 @@ import pytest
 from operations import operations_of
 from rich.console import Console
 
-from tidegate.core.scaling import ScalingPolicy
-from tidegate.lab.bench.control import ControlOptions, Plant, render, run_control
+from tidegate.core.topology import ScalingPolicy
+from tidegate_lab.bench.control import ControlOptions, QueuePlant, render_control, run_control
 
 
 def operations_of_step(replicas: int, policy: ScalingPolicy) -> int:
     """Decode, sense, keep up and decide, for so many replicas under load."""
-    plant = Plant(policy, replicas)
+    plant = QueuePlant(policy, replicas)
     # The first step has no rates yet.
     for second in range(3):
         plant.step(plant.answers(second), float(second))
@@ -49,5 +49,5 @@ def test_the_benchmark_of_control_measures_every_size_under_every_policy() -> No
     # Nothing was measured for a thousand replicas.
     assert [bar.figure is None for bar in report.bars] == [True, False]
     page = io.StringIO()
-    render(report, Console(file=page, width=120))
+    render_control(report, Console(file=page, width=120))
     assert "feed-forward" in page.getvalue()

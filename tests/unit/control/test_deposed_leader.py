@@ -6,17 +6,17 @@ from typing import Any
 
 from virtual_nodes import in_virtual_time, virtual_node
 
-from tidegate.adapters.native.actuator import NativeActuator
-from tidegate.adapters.native.sensor import NativeSensor
-from tidegate.control.steering import Steering
+from tidegate.control.leader import ControlLoops
 from tidegate.core.errors import StaleEpoch
+from tidegate.engines.native.actuator import NativeActuator
+from tidegate.engines.native.sensor import NativeSensor
 
 
 @in_virtual_time
 async def test_run_once_leads_no_more_when_the_first_order_of_an_epoch_is_refused() -> None:
     async with virtual_node() as there:
         node = there.node
-        steering = Steering(
+        steering = ControlLoops(
             node.store,
             lambda: node.member_id,
             NativeSensor(node.store.members, node.neighbours.asked),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tidegate.control.monitoring import DIFFERS_SAMPLES, Disagreements
-from tidegate.control.probe import ProbeSample
-from tidegate.control.service_reading import DoorReader
-from tidegate.core.hosting import DoorSample
+from tidegate.control.services.measurement import DIFFERS_SAMPLES, Disagreements, ProbeSample
+from tidegate.control.services.performance import DoorReader
+from tidegate.core.services import DoorSample
 
 ADDRESS = "http://127.0.0.1:8080"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidegate.control.door_loop import DoorLoop
+from tidegate.control.services.door import DoorLoop
 from tidegate.core.errors import Unavailable
-from tidegate.core.hosting import Backend, DoorSample, InstanceState, ServiceSpec
+from tidegate.core.services import Backend, DoorSample, InstanceState, ServiceSpec
 from tidegate.storage.memory import MemoryStore
 
 SPEC = ServiceSpec(name="shop", target="shop:app", agreement="")

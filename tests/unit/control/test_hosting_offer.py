@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tidegate.agreement.document import Agreement, parse_agreement
-from tidegate.control.hosting_offer import offered
-from tidegate.control.room import Room
+from tidegate.agreements.document import Agreement, parse_agreement
+from tidegate.control.planning import AvailableSlots, make_offer
 from tidegate.core.errors import LimitReached
-from tidegate.core.hosting import ServiceSpec
+from tidegate.core.services import ServiceSpec
 
 
 def shop(more: str = "", most: int = 8) -> Agreement:
@@ -32,18 +31,18 @@ def with_spares(spares: int = 0) -> ServiceSpec:
     return ServiceSpec(name="shop", target="shop:app", agreement="", spares=spares)
 
 
-def room(slots: int) -> Room:
-    return Room(slots, f"{slots} slot(s) are there for it")
+def room(slots: int) -> AvailableSlots:
+    return AvailableSlots(slots, f"{slots} slot(s) are there for it")
 
 
 def test_what_can_be_kept_is_offered_without_a_word() -> None:
     for there in (room(5), None):
-        assert offered(shop(), with_spares(1), there) == (shop(), with_spares(1))
+        assert make_offer(shop(), with_spares(1), there) == (shop(), with_spares(1))
 
 
 def test_what_cannot_be_kept_is_refused_with_what_is_missing_and_what_helps() -> None:
     with pytest.raises(LimitReached) as refused:
-        offered(shop(), with_spares(), room(2))
+        make_offer(shop(), with_spares(), room(2))
 
     assert "4 replicas are needed, and 2 slot(s) are there for it" in str(refused.value)
     assert 'promise less, add machines or say insufficient = "reduce"' in str(refused.value)
@@ -51,7 +50,7 @@ def test_what_cannot_be_kept_is_refused_with_what_is_missing_and_what_helps() ->
 
 def test_where_the_agreement_itself_allows_too_few_no_machine_would_help() -> None:
     with pytest.raises(LimitReached) as refused:
-        offered(shop(most=2), with_spares(), None)
+        make_offer(shop(most=2), with_spares(), None)
 
     assert "4 replicas are needed, and replicas.max is 2" in str(refused.value)
     assert "allow more replicas" in str(refused.value)
@@ -60,11 +59,11 @@ def test_where_the_agreement_itself_allows_too_few_no_machine_would_help() -> No
 
 def test_spares_need_a_slot_too() -> None:
     with pytest.raises(LimitReached, match=r"4 replicas and 2 spare.s. are needed, and 5 slot"):
-        offered(shop(), with_spares(2), room(5))
+        make_offer(shop(), with_spares(2), room(5))
 
 
 def test_what_is_offered_instead_is_what_is_deployed() -> None:
-    less, spec = offered(shop('insufficient = "reduce"'), with_spares(1), room(2))
+    less, spec = make_offer(shop('insufficient = "reduce"'), with_spares(1), room(2))
 
     assert parse_agreement(spec.agreement, "shop.toml") == less
     assert spec.spares == 0
@@ -77,11 +76,11 @@ def test_what_is_offered_instead_is_what_is_deployed() -> None:
         "2 instance(s), a throughput of 51/s, kept up to 61.2/s"
     )
     # Asked again with the same room, it is offered as it is.
-    assert offered(less, spec, room(2)) == (less, spec)
+    assert make_offer(less, spec, room(2)) == (less, spec)
 
 
 def test_spares_that_there_is_no_room_for_are_all_that_is_taken() -> None:
-    less, spec = offered(shop('insufficient = "reduce"'), with_spares(3), room(5))
+    less, spec = make_offer(shop('insufficient = "reduce"'), with_spares(3), room(5))
 
     assert spec.spares == 1
     assert less.metrics == shop().metrics
@@ -94,9 +93,9 @@ def test_what_is_left_of_it_must_not_contradict_itself() -> None:
     steep = replace(agreement, metrics=(replace(agreement.metrics[0], slope_per_s=15.0),))
 
     with pytest.raises(LimitReached, match="leaves too little time"):
-        offered(steep, with_spares(), room(2))
+        make_offer(steep, with_spares(), room(2))
 
 
 def test_below_the_least_there_is_nothing_to_offer() -> None:
     with pytest.raises(LimitReached, match="even reduced it needs 1"):
-        offered(shop('insufficient = "reduce"'), with_spares(), room(0))
+        make_offer(shop('insufficient = "reduce"'), with_spares(), room(0))

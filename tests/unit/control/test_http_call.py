@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from virtual_nodes import in_virtual_time
 
-from tidegate.control.http_call import call
+from tidegate.control.services.measurement import http_get
 from tidegate.core.errors import Unavailable
 from tidegate.testing.network import DOMAIN
 
@@ -25,7 +25,7 @@ async def status_of(answer: bytes, method: str = "GET") -> int:
 
     server = await asyncio.start_server(serve, HOST, 8080)
     try:
-        return await call(method, f"http://{HOST}:8080/", timeout_s=5.0)
+        return await http_get(method, f"http://{HOST}:8080/", timeout_s=5.0)
     finally:
         server.close()
 

@@ -8,22 +8,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tidegate.adapters.native.actuator import NativeActuator
-from tidegate.agreement.document import parse_agreement
-from tidegate.control.agreement_figures import Asked, figures
-from tidegate.control.agreement_plan import plan
-from tidegate.control.fleet_loop import FleetLoop
-from tidegate.control.instance_wants import homeless, want_of
+from tidegate.agreements.document import parse_agreement
 from tidegate.control.journal import Journal
-from tidegate.control.learned import Learned
-from tidegate.control.provisioner import Provisioner
-from tidegate.core.fleet import Machine, MachineState, SlotKind
-from tidegate.core.hosting import Instance, InstanceState, Service, ServiceSpec
-from tidegate.core.ports import Clock
-from tidegate.core.steering import Boot, MachineSample, Place
+from tidegate.control.learned import AcceptedModels
+from tidegate.control.machines import FleetLoop
+from tidegate.control.planning import PlanningRequest, plan_capacity, planning_inputs
+from tidegate.control.provisioning import Provisioner, slot_request, unplaced_instances
+from tidegate.core.decisions import Boot, MachineSample, Place
+from tidegate.core.machines import Machine, MachineState, SlotKind
+from tidegate.core.services import Instance, InstanceState, Service, ServiceSpec
+from tidegate.core.store import Clock
+from tidegate.engines.native.actuator import NativeActuator
 from tidegate.fleet.fleet import Fleet
 from tidegate.storage.memory import MemoryStore
-from tidegate.telemetry.knowledge import Knowledge, Model
+from tidegate.telemetry.models import ModelRegistry, StoredModel
 
 SHOP = Service(
     spec=ServiceSpec(name="shop", target="shop:app", agreement="", slots_per_machine=3), version=1
@@ -54,7 +52,7 @@ def instance(
 
 
 def test_those_that_are_to_answer_come_before_spares_and_those_that_end_need_none() -> None:
-    waiting = homeless(
+    waiting = unplaced_instances(
         SHOP,
         [
             instance(1, None, weight=0.0),
@@ -71,20 +69,20 @@ def test_those_that_are_to_answer_come_before_spares_and_those_that_end_need_non
         MACHINES,
     )
     assert [one.instance_id for one in waiting] == [3, 4, 6, 7, 1]
-    want = want_of(SHOP, waiting)
+    want = slot_request(SHOP, waiting)
     assert (want.kind, want.pending, want.urgent) == (SlotKind.INSTANCE, 5, 4)
     assert want.slots_per_machine == 3
 
 
-def knowing(folder: Path, **fleet: float) -> Knowledge:
+def knowing(folder: Path, **fleet: float) -> ModelRegistry:
     """What was learned of the fleet, and of an instance of the shop."""
-    knowledge = Knowledge(folder, pytest.fail)
+    knowledge = ModelRegistry(folder, pytest.fail)
     now = datetime.now(UTC)
     for kind, subject, parameters in (
         ("provisioning", "fleet", fleet),
         ("http_capacity", "shop", {"throughput_per_s": 50.0}),
     ):
-        model = Model(subject, True, "", parameters, {}, 1, 0.0, 1.0)
+        model = StoredModel(subject, True, "", parameters, {}, 1, 0.0, 1.0)
         knowledge.add_models(kind, "run", now, [model])
     return knowledge
 
@@ -101,16 +99,16 @@ def test_the_fleet_keeps_as_many_machines_warm_for_a_service_as_its_plan_says(
     tmp_path: Path,
 ) -> None:
     # Given three slots to a machine at 50/s each, and machines that boot for 96.9 s
-    learned = Learned(knowing(tmp_path, boot_s=96.9))
+    learned = AcceptedModels(knowing(tmp_path, boot_s=96.9))
     learned.refresh(0.0)
     shop = shop_that_grows(sla_delta=3)
     agreement = parse_agreement(shop.spec.agreement, "shop.toml")
-    asked = Asked(slots_per_machine=3)
+    asked = PlanningRequest(slots_per_machine=3)
 
-    planned = plan(agreement, figures(agreement, asked, learned), asked)
+    planned = plan_capacity(agreement, planning_inputs(agreement, asked, learned), asked)
     decision = Provisioner().decide(
         [MachineSample(machine_id=1, state=MachineState.UP, slots=3, used=1)],
-        [want_of(shop, [], [instance(1, 1, InstanceState.READY)], learned)],
+        [slot_request(shop, [], [instance(1, 1, InstanceState.READY)], learned)],
     )
 
     # ceil(3 · 96.9 / 150)
@@ -138,7 +136,7 @@ async def test_the_loop_of_the_fleet_boots_them_beside_what_is_needed_now(tmp_pa
     store = MemoryStore()
     epoch = await store.lead(await store.join("leader", "tidegate://here:1", 60.0))
     assert epoch is not None
-    learned = Learned(knowing(tmp_path, boot_s=96.9))
+    learned = AcceptedModels(knowing(tmp_path, boot_s=96.9))
     learned.refresh(0.0)
     fleet = Fleet(store, Cloud())
     actuator = NativeActuator(store, pytest.fail)
@@ -155,11 +153,13 @@ async def test_the_loop_of_the_fleet_boots_them_beside_what_is_needed_now(tmp_pa
 
 
 def test_no_machine_is_kept_warm_while_nobody_knows_how_many(tmp_path: Path) -> None:
-    learned = Learned(knowing(tmp_path))
+    learned = AcceptedModels(knowing(tmp_path))
     learned.refresh(0.0)
 
-    assert want_of(shop_that_grows(sla_delta=3), [], [], learned).warm_wanted == 0
-    assert want_of(SHOP, []).warm_wanted == 0, "an agreement that cannot be read asks for nothing"
+    assert slot_request(shop_that_grows(sla_delta=3), [], [], learned).warm_wanted == 0
+    assert slot_request(SHOP, []).warm_wanted == 0, (
+        "an agreement that cannot be read asks for nothing"
+    )
 
 
 def test_instances_of_a_service_are_spread_over_the_machines_that_have_slots() -> None:
@@ -169,13 +169,13 @@ def test_instances_of_a_service_are_spread_over_the_machines_that_have_slots() -
     ]
     there = [instance(1, 1, InstanceState.READY), instance(2, 2, InstanceState.DRAINING)]
     waiting = [instance(number, None) for number in (3, 4, 5)]
-    decision = Provisioner().decide(machines, [want_of(SHOP, waiting, [*there, *waiting])])
+    decision = Provisioner().decide(machines, [slot_request(SHOP, waiting, [*there, *waiting])])
     placed = [one.machine_id for one in decision.actions if isinstance(one, Place)]
     assert sorted(placed) == [1, 2, 2]
     assert placed[0] == 2
 
     # One machine has slots: all go there, and none waits for another machine.
-    decision = Provisioner().decide(machines[:1], [want_of(SHOP, waiting, [*there, *waiting])])
+    decision = Provisioner().decide(machines[:1], [slot_request(SHOP, waiting, [*there, *waiting])])
     assert [one for one in decision.actions if isinstance(one, Place)] == [
         Place("shop", 1, SlotKind.INSTANCE)
     ] * 3

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tidegate.adapters.rabbitmq.address import parse_address
-from tidegate.control import rabbitmq_steering
 from tidegate.control.journal import Journal
-from tidegate.control.rabbitmq_steering import RabbitmqSteering
-from tidegate.core.ports import Clock
-from tidegate.core.scaling import Range, Scaling, Steering
+from tidegate.control.queues import rabbitmq
+from tidegate.control.queues.rabbitmq import RabbitmqController
+from tidegate.core.store import Clock
+from tidegate.core.topology import ControlMode, Range, Scaling
+from tidegate.engines.rabbitmq.client import parse_address
 
 
 class Unwritten:
@@ -59,15 +59,15 @@ async def test_a_cancellation_that_a_library_swallows_ends_the_steerer(
 
     async def nothing(*_: object, **__: object) -> None: ...
 
-    monkeypatch.setattr(rabbitmq_steering, "SteererLink", Link)
-    monkeypatch.setattr(rabbitmq_steering, "RabbitmqSensor", Sensor)
-    monkeypatch.setattr(rabbitmq_steering, "Autoscaler", Deciding)
-    monkeypatch.setattr(rabbitmq_steering, "by_what_is_known", lambda *_: None)
-    monkeypatch.setattr(RabbitmqSteering, "_find", nothing)
+    monkeypatch.setattr(rabbitmq, "ControllerConnection", Link)
+    monkeypatch.setattr(rabbitmq, "RabbitmqSensor", Sensor)
+    monkeypatch.setattr(rabbitmq, "Autoscaler", Deciding)
+    monkeypatch.setattr(rabbitmq, "without_unmeasured", lambda *_: None)
+    monkeypatch.setattr(RabbitmqController, "_find", nothing)
     journal = Journal(Unwritten(), None, Clock().wall)
     monkeypatch.setattr(journal, "write", nothing)
-    scaling = Scaling(replicas=Range(1, 2), steering=Steering.RECOMMEND)
-    steering = RabbitmqSteering(
+    scaling = Scaling(replicas=Range(1, 2), steering=ControlMode.RECOMMEND)
+    steering = RabbitmqController(
         parse_address("amqp://127.0.0.1:1/"),
         "orders",
         scaling,

@@ -9,16 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tidegate.cli.steering_wiring import declare_queues
+from tidegate.cli.wiring import declare_queues
 from tidegate.control.journal import Journal
-from tidegate.control.learned import Learned
-from tidegate.control.worker_words import WorkerWords
-from tidegate.core.fleet import MachineInfo, MachineState
-from tidegate.core.ports import Store
-from tidegate.core.scaling import Range, Scaling, ScalingPolicy
-from tidegate.core.steering import Action, AddReplica, Decision, Exchange, ReplicaSample, SetShares
+from tidegate.control.learned import AcceptedModels
+from tidegate.control.queues.loop import WorkerErrors
+from tidegate.core.decisions import Action, AddReplica, Decision, Exchange, ReplicaSample, SetShares
+from tidegate.core.machines import MachineInfo, MachineState
+from tidegate.core.store import Store
+from tidegate.core.topology import Range, Scaling, ScalingPolicy
 from tidegate.storage.memory import MemoryStore
-from tidegate.telemetry.knowledge import Knowledge, Model
+from tidegate.telemetry.models import ModelRegistry, StoredModel
 
 
 class Kept:
@@ -88,7 +88,7 @@ async def test_the_newest_entry_says_that_things_are_well_again() -> None:
 
 
 def test_what_a_worker_said_is_told_once_and_not_with_every_death() -> None:
-    words = WorkerWords()
+    words = WorkerErrors()
     waiting = [ReplicaSample(number=2, machine_id=7)]
 
     def told(detail: str, now: float) -> list[str]:
@@ -107,12 +107,12 @@ def test_what_a_worker_said_is_told_once_and_not_with_every_death() -> None:
 
 
 def _learn(folder: Path, kind: str, subject: str, **parameters: float) -> None:
-    model = Model(subject, True, "well seen", parameters, {}, 100, 0.0, 60.0)
-    Knowledge(folder).add_models(kind, "run", datetime.now(UTC), [model])
+    model = StoredModel(subject, True, "well seen", parameters, {}, 100, 0.0, 60.0)
+    ModelRegistry(folder).add_models(kind, "run", datetime.now(UTC), [model])
 
 
 def test_what_was_learned_stands_in_for_what_nobody_has_said(tmp_path: Path) -> None:
-    learned = Learned(Knowledge(tmp_path))
+    learned = AcceptedModels(ModelRegistry(tmp_path))
     learned.refresh(0.0)
     by_clients = Scaling(policy=ScalingPolicy.CLIENTS)
     assert "a capacity of 3 clients" in learned.says("orders", by_clients, has_fleet=False)

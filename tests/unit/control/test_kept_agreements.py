@@ -11,17 +11,14 @@ import msgspec
 import pytest
 from hosted_plant import EPOCH_S, Plant, agreed
 
-from tidegate.agreement.evaluation import Verdict
-from tidegate.agreement.kept_standing import KeptStanding
-from tidegate.control.configuration import Configuration
-from tidegate.control.hosted_service_loop import HostedServiceLoop
-from tidegate.control.learned import Learned
-from tidegate.control.performance import START_S, Performance
-from tidegate.control.service_crew import Crew
-from tidegate.control.service_upkeep import ServiceUpkeep
-from tidegate.core.errors import StaleEpoch, Unavailable
-from tidegate.core.hosting import Instance, InstanceState, ServiceSpec
-from tidegate.core.steering import (
+from tidegate.agreements.evaluation import Verdict
+from tidegate.agreements.ledger import StoredAgreementStatus
+from tidegate.control.learned import AcceptedModels
+from tidegate.control.services.instances import InstanceReconciler, InstanceSet
+from tidegate.control.services.loop import HostedServiceLoop
+from tidegate.control.services.performance import START_S, ServicePerformance
+from tidegate.control.services.sizing import ServiceAutoscaler
+from tidegate.core.decisions import (
     AddInstance,
     Admit,
     AnyAction,
@@ -31,7 +28,9 @@ from tidegate.core.steering import (
     SetConcurrency,
     Weigh,
 )
-from tidegate.telemetry.knowledge import Model
+from tidegate.core.errors import StaleEpoch, Unavailable
+from tidegate.core.services import Instance, InstanceState, ServiceSpec
+from tidegate.telemetry.models import StoredModel
 
 pytestmark = pytest.mark.asyncio
 
@@ -73,8 +72,8 @@ async def actions_of(plant: Plant, kind: type) -> list[object]:
     ]
 
 
-async def standing(plant: Plant) -> KeptStanding:
-    kept = KeptStanding.from_json((await plant.store.standings())["#http/shop"])
+async def standing(plant: Plant) -> StoredAgreementStatus:
+    kept = StoredAgreementStatus.from_json((await plant.store.standings())["#http/shop"])
     assert kept is not None
     return kept
 
@@ -660,9 +659,9 @@ async def test_a_version_that_has_failed_for_days_is_still_tried_each_minute() -
         )
         for number in range(2000)
     ]
-    upkeep = ServiceUpkeep()
-    upkeep.clean(Crew(await plant.service(), failed), None, 0.0)
-    soon, late = Crew(await plant.service(), []), Crew(await plant.service(), [])
+    upkeep = InstanceReconciler()
+    upkeep.clean(InstanceSet(await plant.service(), failed), None, 0.0)
+    soon, late = InstanceSet(await plant.service(), []), InstanceSet(await plant.service(), [])
     upkeep.fill(soon, 1, 59.0, None)
     upkeep.fill(late, 1, 60.0, None)
     assert (soon.actions, late.actions) == ([], [AddInstance(1)])
@@ -925,11 +924,11 @@ async def test_other_bounds_of_an_agreement_give_no_budget_back_and_other_promis
     assert (await standing(plant)).standing.last_hour.breached <= 1 < breached
 
 
-class Lessons(Learned):
+class Lessons(AcceptedModels):
     """As if `tidegate learn` had seen the promise get worse by 0.1 s in each second."""
 
-    def warnings(self, agreement: str) -> Model | None:
-        return Model(
+    def warnings(self, agreement: str) -> StoredModel | None:
+        return StoredModel(
             subject=agreement,
             accepted=True,
             reason="seen often enough",
@@ -1000,7 +999,7 @@ async def test_a_bug_in_the_loop_of_a_service_is_seen_by_whoever_looks_at_it(
         raise ZeroDivisionError("of no use")
 
     with monkeypatch.context() as broken:
-        broken.setattr(Configuration, "decide", fails)
+        broken.setattr(ServiceAutoscaler, "decide", fails)
         await plant.run(2.0)
     detail = (await plant.service()).detail
     assert "a bug of ours keeps it from being looked after: ZeroDivisionError" in detail
@@ -1093,14 +1092,14 @@ async def test_one_that_is_started_again_did_not_take_all_its_life_to_start() ->
             ready_at=ready_at,
         )
 
-    performance = Performance()
+    performance = ServicePerformance()
     assert [took_s for _, took_s in performance.see_starts([instance(102.0)])] == [2.0]
     # It dies, and its machine starts it again.
     assert not performance.see_starts([instance(None)])
     assert not performance.see_starts([instance(5000.0)])
     assert performance.start_s == 2.0
     # The next leader has not seen it before.
-    following = Performance()
+    following = ServicePerformance()
     assert not following.see_starts([instance(5000.0)])
     assert following.start_s == START_S
 

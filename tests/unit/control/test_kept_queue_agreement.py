@@ -14,14 +14,13 @@ from node_that_steers import steered
 from virtual_nodes import in_virtual_time, virtual_node
 from waiting import eventually_async
 
-from tidegate.agreement.evaluation import Counts
-from tidegate.agreement.kept_standing import KeptStanding
+from tidegate.agreements.evaluation import VerdictCounts
+from tidegate.agreements.ledger import StoredAgreementStatus
+from tidegate.broker.node import Node
 from tidegate.control.alerts import Alert, Alerts
+from tidegate.core.decisions import AddReplica, KeepUp
 from tidegate.core.errors import InvalidValue
-from tidegate.core.scaling import DEFAULT_SCALING, Scaling
-from tidegate.core.scaling_words import changed
-from tidegate.core.steering import AddReplica, KeepUp
-from tidegate.node.server import Node
+from tidegate.core.topology import DEFAULT_SCALING, Scaling, with_scaling_keys
 
 PROMISE = """
 name = "orders"
@@ -38,18 +37,18 @@ def promised(breach: str, most: int, **changes: Any) -> Scaling:
     quick = {"polling_interval": "200ms", "inhibition": "1s", "cooldown_period": "1s"}
     text = PROMISE.format(breach=breach, most=most)
     said = {"policy": "agreement", "agreement": text, "rate_max_per_s": 40, **quick, **changes}
-    return changed(DEFAULT_SCALING, said)
+    return with_scaling_keys(DEFAULT_SCALING, said)
 
 
-async def kept(node: Node) -> KeptStanding | None:
+async def kept(node: Node) -> StoredAgreementStatus | None:
     document = (await node.store.standings()).get("orders/orders")
-    return None if document is None else KeptStanding.from_json(document)
+    return None if document is None else StoredAgreementStatus.from_json(document)
 
 
-async def judged(node: Node, windows: int, **at_least: int) -> KeptStanding:
+async def judged(node: Node, windows: int, **at_least: int) -> StoredAgreementStatus:
     """The standing, once so many windows were judged, and so many of them one way or another."""
 
-    async def look() -> KeptStanding | None:
+    async def look() -> StoredAgreementStatus | None:
         found = await kept(node)
         if found is None:
             return None
@@ -71,8 +70,8 @@ class HeardAlerts(Alerts):
         self.heard[alert.kind] = alert
 
 
-def counted(standing: KeptStanding) -> Counts:
-    return sum(standing.history.hours.values(), Counts())
+def counted(standing: StoredAgreementStatus) -> VerdictCounts:
+    return sum(standing.history.hours.values(), VerdictCounts())
 
 
 @in_virtual_time
@@ -145,7 +144,7 @@ async def test_a_breach_is_told_charged_and_alerted_and_the_next_leader_goes_on(
             async with running(Consumer(other, "orders", 1000.0, seen)):
                 before = standing.at
 
-                async def goes_on() -> KeptStanding | None:
+                async def goes_on() -> StoredAgreementStatus | None:
                     found = await kept(node)
                     return found if found is not None and found.at > before + 1.0 else None
 

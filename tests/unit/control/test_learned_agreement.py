@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.agreement.document import parse_agreement
+from tidegate.agreements.document import parse_agreement
 from tidegate.control.alerts import Alerts
-from tidegate.control.hosting_loop import HostingLoop
 from tidegate.control.journal import Journal
-from tidegate.control.learned import Learned
-from tidegate.control.learned_agreement import with_learned
-from tidegate.core.hosting import ServiceSpec
-from tidegate.core.ports import Clock
+from tidegate.control.learned import AcceptedModels, with_learned
+from tidegate.control.services.loop import HostingLoop
+from tidegate.core.services import ServiceSpec
+from tidegate.core.store import Clock
 from tidegate.storage.memory import MemoryStore
-from tidegate.telemetry.knowledge import Knowledge, Model
+from tidegate.telemetry.models import ModelRegistry, StoredModel
 
 SHOP = """
 name = "shop"
@@ -27,7 +26,7 @@ breach = "{breach}s"
 [metrics.free_memory]
 breach = "64MiB"
 """
-MODEL = Model(
+MODEL = StoredModel(
     "shop",
     True,
     "as seen",
@@ -61,8 +60,8 @@ async def test_the_loop_of_a_service_warns_where_history_puts_it(tmp_path: Path)
     member = await store.join("node", "tidegate://127.0.0.1:1", 1e9)
     epoch = await store.lead(member)
     assert epoch is not None
-    knowledge = Knowledge(tmp_path, pytest.fail)
-    learned = Learned(knowledge)
+    knowledge = ModelRegistry(tmp_path, pytest.fail)
+    learned = AcceptedModels(knowledge)
     loop = HostingLoop(
         store, Journal(store, None, clock.wall), Alerts(), clock=clock, learned=learned
     )

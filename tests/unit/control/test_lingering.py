@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidegate.control.lingering import PATIENCE_S, Lingering
-from tidegate.core.replication import HOMES, ReplicaState, Topology
-from tidegate.core.scaling import Scaling
-from tidegate.core.steering import QueueSample, ReplicaSample
+from tidegate.control.queues.loop import PATIENCE_S, Lingering
+from tidegate.core.decisions import QueueSample, ReplicaSample
+from tidegate.core.topology import ASSIGNMENT_SLOTS, ReplicaState, Scaling, Topology
 
-TOPOLOGY = Topology(1, "orders", 1, Scaling(worker="shop:app"), [], [1] * HOMES)
+TOPOLOGY = Topology(1, "orders", 1, Scaling(worker="shop:app"), [], [1] * ASSIGNMENT_SLOTS)
 
 
 def sample(at: float, **going: Any) -> QueueSample:

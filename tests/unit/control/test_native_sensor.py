@@ -7,17 +7,15 @@ from typing import Any
 import numbers_of as given
 import pytest
 
-from tidegate.adapters.native.looks import ClusterLook
-from tidegate.adapters.native.sensor import NativeSensor
-from tidegate.core.replication import ReplicaState, Topology
-from tidegate.core.scaling import ScalingPolicy
+from tidegate.core.topology import ReplicaState, ScalingPolicy, Topology
+from tidegate.engines.native.sensor import NativeSensor, SensorClusterStats
 
 
 async def _nothing(*_: object) -> Any:
     raise AssertionError
 
 
-def _sensor(topology: Topology, *looks: tuple[float, ClusterLook]) -> NativeSensor:
+def _sensor(topology: Topology, *looks: tuple[float, SensorClusterStats]) -> NativeSensor:
     sensor = NativeSensor(_nothing, _nothing)
     for at, cluster in looks:
         _take(sensor, topology, at, cluster)
@@ -25,7 +23,11 @@ def _sensor(topology: Topology, *looks: tuple[float, ClusterLook]) -> NativeSens
 
 
 def _take(
-    sensor: NativeSensor, topology: Topology, at: float, cluster: ClusterLook, late_s: float = 0.0
+    sensor: NativeSensor,
+    topology: Topology,
+    at: float,
+    cluster: SensorClusterStats,
+    late_s: float = 0.0,
 ) -> None:
     """What all nodes have said at a moment; it is looked at when the last of them has."""
     for node in cluster.nodes:
@@ -33,7 +35,7 @@ def _take(
     sensor.take(cluster, [topology], at + late_s)
 
 
-def _two(put: int, acked: int = 0, epoch: int = 1, waiting: int = 0) -> ClusterLook:
+def _two(put: int, acked: int = 0, epoch: int = 1, waiting: int = 0) -> SensorClusterStats:
     alias, first = given.queue(10), given.queue(11, put=100, acked=100)
     second = given.queue(12, put=put, acked=acked, epoch=epoch, waiting=waiting)
     return given.cluster(given.node(1, alias, first), given.node(2, second))
@@ -61,7 +63,7 @@ def test_a_look_that_was_held_up_by_one_node_makes_nobody_seem_quicker() -> None
 
 
 def test_what_arrives_at_the_alias_and_at_replicas_adds_up() -> None:
-    def said(at_alias: int, at_first: int) -> ClusterLook:
+    def said(at_alias: int, at_first: int) -> SensorClusterStats:
         queues = given.queue(10, put=at_alias, waiting=7), given.queue(11, put=at_first)
         return given.cluster(given.node(1, *queues))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hosted_plant import Plant, agreed
 
-from tidegate.control.hosted_service_loop import HostedServiceLoop
+from tidegate.control.services.loop import HostedServiceLoop
+from tidegate.core.decisions import AnyAction
 from tidegate.core.errors import Unavailable
-from tidegate.core.hosting import InstanceState, ServiceSpec
-from tidegate.core.steering import AnyAction
+from tidegate.core.services import InstanceState, ServiceSpec
 
 pytestmark = pytest.mark.asyncio
 

@@ -7,13 +7,11 @@ from typing import Any
 import numbers_of as given
 import pytest
 
-from tidegate.adapters.native.looks import ClusterLook
-from tidegate.adapters.native.promise_meter import PromiseMeter
-from tidegate.adapters.native.sensor import NativeSensor
-from tidegate.agreement.windows import Sample
-from tidegate.core.replication import Topology
-from tidegate.telemetry.histogram import Histogram
-from tidegate.telemetry.numbers import Durations, durations
+from tidegate.agreements.evaluation import AgreementSample
+from tidegate.core.topology import Topology
+from tidegate.engines.native.sensor import AgreementMeter, NativeSensor, SensorClusterStats
+from tidegate.telemetry.meters import Histogram
+from tidegate.telemetry.stats import Durations, make_durations
 
 ONE = given.topology(given.place(1))
 TWO = given.topology(given.place(1), given.place(2))
@@ -27,17 +25,17 @@ def _waits(*waits_s: float) -> Durations:
     histogram = Histogram()
     for wait_s in waits_s:
         histogram.add(wait_s)
-    return durations(histogram)
+    return make_durations(histogram)
 
 
-def _said(*queues: Any, **node: Any) -> ClusterLook:
+def _said(*queues: Any, **node: Any) -> SensorClusterStats:
     return given.cluster(given.node(1, given.queue(10), *queues, **node))
 
 
-def _sampled(*looks: tuple[Topology, ClusterLook]) -> list[Sample | None]:
+def _sampled(*looks: tuple[Topology, SensorClusterStats]) -> list[AgreementSample | None]:
     """One look a second."""
     sensor = NativeSensor(_nothing, _nothing)
-    meter = PromiseMeter(sensor)
+    meter = AgreementMeter(sensor)
     found = []
     for second, (topology, look) in enumerate(looks):
         for node in look.nodes:
@@ -88,10 +86,10 @@ def test_of_a_replica_that_answers_for_the_first_time_nobody_knows_what_is_new()
 
 
 def test_what_was_counted_in_a_silence_of_the_owner_belongs_to_all_of_it() -> None:
-    def said(put: int) -> ClusterLook:
+    def said(put: int) -> SensorClusterStats:
         return given.cluster(given.node(1, given.queue(10, put=put), given.queue(11, put=put)))
 
-    def only_the_replica(put: int) -> ClusterLook:
+    def only_the_replica(put: int) -> SensorClusterStats:
         return given.cluster(given.node(1, given.queue(11, put=put)))
 
     looks = [said(0), *(only_the_replica(10 * second) for second in range(1, 20)), said(200)]

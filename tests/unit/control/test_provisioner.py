@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.control.provisioner import Provisioner, Want
-from tidegate.core.fleet import MachineState, SlotKind
-from tidegate.core.scaling import Provisioning, Scaling
-from tidegate.core.steering import Boot, Halt, MachineSample, Place
+from tidegate.control.provisioning import Provisioner, SlotRequest
+from tidegate.core.decisions import Boot, Halt, MachineSample, Place
+from tidegate.core.machines import MachineState, SlotKind
+from tidegate.core.topology import Provisioning, Scaling
 
 UP, WARM, BOOTING, FAILED = (
     MachineState.UP,
@@ -24,11 +24,11 @@ def machine(number: int, state: MachineState = UP, used: int = 0, slots: int = 2
     )
 
 
-def want(pending: int = 0, queue: str = "orders", **rest: object) -> Want:
-    return Want(queue=queue, pending=pending, **{"slots_per_machine": 2, **rest})  # type: ignore[arg-type]
+def want(pending: int = 0, queue: str = "orders", **rest: object) -> SlotRequest:
+    return SlotRequest(queue=queue, pending=pending, **{"slots_per_machine": 2, **rest})  # type: ignore[arg-type]
 
 
-def decide(machines: list[MachineSample], *wants: Want) -> list[object]:
+def decide(machines: list[MachineSample], *wants: SlotRequest) -> list[object]:
     return list(Provisioner().decide(machines, wants, at=5.0).actions)
 
 
@@ -87,8 +87,8 @@ def test_the_papers_numbers_ask_for_two_warm_machines() -> None:
     assert asked.warm_wanted == 2
     assert decide([machine(1, used=2)], asked) == [Boot(slots=2, warm=True)] * 2
     scaling = Scaling(slots_per_machine=2, boot_s=96.9, sla_delta=4.0)
-    assert Want.of("orders", scaling, 0, capacity_per_s=100.0).warm_wanted == 2
-    assert Want.of("orders", scaling, 0).warm_wanted == 0
+    assert SlotRequest.of("orders", scaling, 0, capacity_per_s=100.0).warm_wanted == 2
+    assert SlotRequest.of("orders", scaling, 0).warm_wanted == 0
 
 
 def test_performance_boots_a_machine_for_each_replica() -> None:
@@ -133,7 +133,7 @@ fleets = st.lists(
 )
 wishes = st.lists(
     st.builds(
-        Want,
+        SlotRequest,
         queue=st.sampled_from(["a", "b", "c"]),
         pending=st.integers(0, 5),
         slots_per_machine=st.integers(1, 4),
@@ -147,7 +147,7 @@ wishes = st.lists(
 
 @given(fleets, wishes)
 def test_whatever_the_fleet_no_slot_is_given_twice_and_nothing_in_use_is_halted(
-    machines: list[MachineSample], wants: list[Want]
+    machines: list[MachineSample], wants: list[SlotRequest]
 ) -> None:
     decision = Provisioner().decide(machines, wants)
     here = {one.machine_id: one for one in machines}
@@ -182,7 +182,7 @@ def test_whatever_the_fleet_no_slot_is_given_twice_and_nothing_in_use_is_halted(
         if one.machine_id not in halted
     ]
     left = [
-        Want(
+        SlotRequest(
             queue=one.queue,
             pending=one.pending - placed.count(one.queue),
             slots_per_machine=one.slots_per_machine,

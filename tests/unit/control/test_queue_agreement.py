@@ -9,29 +9,29 @@ import msgspec
 import numbers_of as given
 import pytest
 
-from tidegate.adapters.native.actuator import NativeActuator
-from tidegate.adapters.native.looks import ConsumerLook
-from tidegate.adapters.native.sensor import NativeSensor
-from tidegate.agreement.document import Agreement, parse_agreement
-from tidegate.agreement.evaluation import Verdict
-from tidegate.agreement.kept_standing import KeptStanding
-from tidegate.agreement.scaling_terms import obeying, with_agreement
-from tidegate.agreement.violations import Turn
-from tidegate.agreement.windows import Sample
-from tidegate.control.agreement_keeping import AgreementKeeping
+from tidegate.agreements.document import (
+    Agreement,
+    parse_agreement,
+    with_agreed_scaling,
+    with_agreement,
+)
+from tidegate.agreements.evaluation import AgreementSample, Verdict
+from tidegate.agreements.ledger import StoredAgreementStatus, Transition
+from tidegate.control.agreement_monitor import AgreementMonitor, prefetch_boost
 from tidegate.control.alerts import Alerts
 from tidegate.control.journal import Journal
-from tidegate.control.learned import Learned
-from tidegate.control.provisioner import Want
-from tidegate.control.queue_agreement import QueueAgreement
-from tidegate.control.queue_inside import adapted_inside
-from tidegate.control.queue_loop import QueueLoop
+from tidegate.control.learned import AcceptedModels
+from tidegate.control.provisioning import SlotRequest
+from tidegate.control.queues.agreement import QueueAgreement
+from tidegate.control.queues.loop import QueueLoop
+from tidegate.core.decisions import KeepUp
 from tidegate.core.prefetch import PrefetchGoal
-from tidegate.core.scaling import Range, Scaling, ScalingPolicy
-from tidegate.core.steering import KeepUp
-from tidegate.laws.wait_sizing import Pledge
+from tidegate.core.topology import Range, Scaling, ScalingPolicy
+from tidegate.engines.native.actuator import NativeActuator
+from tidegate.engines.native.sensor import NativeSensor, SensorConsumerStats
+from tidegate.laws.scaling.wait import WaitTarget
 from tidegate.storage.memory import MemoryStore
-from tidegate.telemetry.knowledge import Model
+from tidegate.telemetry.models import StoredModel
 
 
 def said(metrics: str, more: str = "") -> Agreement:
@@ -48,7 +48,7 @@ def waited(agreement: QueueAgreement, window: int, wait_s: float) -> None:
     for second in range(1, 11):
         at_s = 10.0 * window + second - 0.5
         times = {"wait": [(wait_s, 10.0)], "service": [(0.5, 10.0)]}
-        agreement.take(Sample(at_s=at_s, served=10.0, accepted=10.0, times=times))
+        agreement.take(AgreementSample(at_s=at_s, served=10.0, accepted=10.0, times=times))
 
 
 def test_the_nearest_warning_of_all_promised_waits_is_what_the_law_keeps() -> None:
@@ -57,7 +57,7 @@ def test_the_nearest_warning_of_all_promised_waits_is_what_the_law_keeps() -> No
     assert (pledge.wait_s, pledge.metric) == (pytest.approx(4.0), "oldest_age")
     assert (pledge.throughput_per_s, pledge.growth_per_s2) == (pytest.approx(120.0), 3.0)
     only = QueueAgreement(said("[metrics.throughput]\nbreach = 100\n"), "orders").pledge(None)
-    assert only == Pledge(throughput_per_s=pytest.approx(120.0))
+    assert only == WaitTarget(throughput_per_s=pytest.approx(120.0))
 
 
 def test_of_a_response_what_the_handlers_take_is_not_left_to_waiting() -> None:
@@ -98,7 +98,7 @@ def test_nothing_is_learned_of_a_throughput_that_falls_because_producers_stop() 
     agreement = QueueAgreement(said(LEARNED + throughput), "orders")
     for at_s in range(1, 40):
         count = 1000.0 if at_s < 20 else 0.0
-        agreement.take(Sample(at_s=float(at_s), served=count, accepted=count, waiting=0.0))
+        agreement.take(AgreementSample(at_s=float(at_s), served=count, accepted=count, waiting=0.0))
     agreement.learn_warnings(3.0)
     assert agreement.slopes_per_s == {}
     assert agreement.pledge(None).throughput_per_s == pytest.approx(120.0)
@@ -107,7 +107,7 @@ def test_nothing_is_learned_of_a_throughput_that_falls_because_producers_stop() 
 def test_what_the_lake_has_seen_of_an_agreement_counts_as_well() -> None:
     agreement = QueueAgreement(said(LEARNED), "orders")
     figures = {"slope_wait_p99": 0.4, "reconfiguration_s": 6.0}
-    learned = Model("shop", True, "", figures, {}, 1, 0.0, 1.0)
+    learned = StoredModel("shop", True, "", figures, {}, 1, 0.0, 1.0)
     agreement.learn_warnings(97.0, learned)
     # 1.25 · 0.4 · 6 s.
     assert agreement.pledge(None).wait_s == pytest.approx(3.0)
@@ -148,16 +148,16 @@ def test_a_quiet_window_before_a_change_of_leaders_ends_no_breach() -> None:
     first = QueueAgreement(said(WAIT), "orders")
     waited(first, 0, 7.0)
     for second in range(10, 25):
-        first.take(Sample(at_s=second + 0.5))
+        first.take(AgreementSample(at_s=second + 0.5))
     kept = first.standing("")
     assert kept is not None
     assert kept.verdict is Verdict.NO_DATA
-    kept = KeptStanding.from_json(kept.to_json())
+    kept = StoredAgreementStatus.from_json(kept.to_json())
 
     second = QueueAgreement(said(WAIT), "orders", kept)
     waited(second, 3, 0.1)
-    [entry] = second.take(Sample(at_s=40.5))
-    assert [event.turn for event in entry.events] == [Turn.KEPT]
+    [entry] = second.take(AgreementSample(at_s=40.5))
+    assert [event.turn for event in entry.events] == [Transition.KEPT]
 
 
 def test_queues_of_a_pattern_are_kept_apart() -> None:
@@ -172,9 +172,9 @@ async def _nothing(*_: object) -> Any:
 
 @pytest.mark.asyncio
 async def test_machines_are_kept_warm_for_the_growth_that_the_agreement_promises() -> None:
-    store, learned = MemoryStore(), Learned(None)
+    store, learned = MemoryStore(), AcceptedModels(None)
     sensor, journal = NativeSensor(_nothing, _nothing), Journal(store, None, time.time)
-    keeping = AgreementKeeping(store, sensor, journal, time.time, Alerts())
+    keeping = AgreementMonitor(store, sensor, journal, time.time, Alerts())
     actuator = NativeActuator(store, _nothing)
     loop = QueueLoop(store, sensor, actuator, journal, learned, None, keeping)
     text = 'name = "shop"\nqueue = "orders"\nsla_delta = 4\ncapacity = 100\n' + WAIT
@@ -185,7 +185,7 @@ async def test_machines_are_kept_warm_for_the_growth_that_the_agreement_promises
     assert (guess.value, guess.origin) == (100.0, "said in the agreement")
     scaling = msgspec.structs.replace(loop.completed(agreed), slots_per_machine=2)
     # The papers' check value: ceil(4 · 96.9 / 200).
-    assert Want.of("orders", scaling, 0, guess.value).warm_wanted == 2
+    assert SlotRequest.of("orders", scaling, 0, guess.value).warm_wanted == 2
     # Under another policy it is judged, and nothing is done for it.
     judged = given.topology(agreement=text, boot_s=96.9)
     await keeping.measure(judged, 1.0)
@@ -197,7 +197,7 @@ async def test_machines_are_kept_warm_for_the_growth_that_the_agreement_promises
 async def test_an_agreement_that_cannot_be_read_any_more_holds_the_queue_and_says_why() -> None:
     store = MemoryStore()
     sensor, journal = NativeSensor(_nothing, _nothing), Journal(store, None, time.time)
-    keeping = AgreementKeeping(store, sensor, journal, time.time, Alerts())
+    keeping = AgreementMonitor(store, sensor, journal, time.time, Alerts())
     text = 'name = "shop"\nqueue = "orders"\n[metrics.patience_p99]\nbreach = 3\n'
     await keeping.measure(given.topology(policy=ScalingPolicy.AGREEMENT, agreement=text), 0.0)
     assert keeping.agreement is None
@@ -206,20 +206,23 @@ async def test_an_agreement_that_cannot_be_read_any_more_holds_the_queue_and_say
 
 def test_a_persons_word_about_the_queue_counts_more_than_its_agreement() -> None:
     agreement = said(WAIT, "replicas = { min = 2, max = 4 }\nsla_delta = 3\ncapacity = 50")
-    silent = obeying(Scaling(), agreement)
+    silent = with_agreed_scaling(Scaling(), agreement)
     assert (silent.replicas, silent.sla_delta) == (Range(2, 4), 3.0)
     # What one replica does is a fact: the document's guess is no word about it.
     assert silent.capacity_per_s is None
-    spoken = obeying(Scaling(replicas=Range(1, 9), sla_delta=7.0), agreement)
+    spoken = with_agreed_scaling(Scaling(replicas=Range(1, 9), sla_delta=7.0), agreement)
     assert (spoken.replicas, spoken.sla_delta) == (Range(1, 9), 7.0)
     # Whoever sets an agreement says its bounds by that.
     assert with_agreement(spoken, agreement, "…").replicas == Range(2, 4)
 
 
 def test_inside_comes_first_where_it_can_help_and_is_said_where_it_cannot() -> None:
-    full = [ConsumerLook(prefetch=5, unacknowledged=5), ConsumerLook(prefetch=5, unacknowledged=2)]
+    full = [
+        SensorConsumerStats(prefetch=5, unacknowledged=5),
+        SensorConsumerStats(prefetch=5, unacknowledged=2),
+    ]
     free = full[1:]
-    assert adapted_inside(None, full, waiting=10).action == KeepUp()
+    assert prefetch_boost(None, full, waiting=10).action == KeepUp()
     for goal, consumers, waiting, says in (
         (None, [], 10, "nobody consumes"),
         (None, free, 10, "credit for more"),
@@ -228,6 +231,6 @@ def test_inside_comes_first_where_it_can_help_and_is_said_where_it_cannot() -> N
         (PrefetchGoal(manual=3), full, 10, "a person has set the prefetch"),
         (PrefetchGoal(rate_per_s=50.0), full, 10, "a person has set the prefetch"),
     ):
-        found = adapted_inside(goal, consumers, waiting)
+        found = prefetch_boost(goal, consumers, waiting)
         assert found.action is None
         assert says in found.said

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tidegate.control.shortage import BEGINS_S, OVER_S, Shortage
+from tidegate.control.alerts import BEGINS_S, OVER_S, CapacityShortage
 
 
 def test_a_moment_is_no_news_and_what_lasts_is_told_once() -> None:
-    shortage = Shortage()
+    shortage = CapacityShortage()
     assert shortage.take("no slot", 0.0) is None
     assert shortage.take("", 1.0) is None
     assert shortage.take("no slot", 2.0) is None
@@ -16,7 +16,7 @@ def test_a_moment_is_no_news_and_what_lasts_is_told_once() -> None:
 
 
 def test_it_is_over_when_nothing_lacks_for_a_while_also_for_the_next_leader() -> None:
-    shortage = Shortage("no slot")
+    shortage = CapacityShortage("no slot")
     assert shortage.take("no slot", 0.0) is None
     assert shortage.take("", 1.0) is None
     assert shortage.take("no slot", 2.0) is None

@@ -8,19 +8,20 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from tidegate.agreement.document import parse_agreement
-from tidegate.agreement.evaluation import Verdict
-from tidegate.agreement.kept_standing import KeptStanding
-from tidegate.agreement.violations import Turn
-from tidegate.control.monitoring import (
+from tidegate.agreements.document import parse_agreement
+from tidegate.agreements.evaluation import Verdict
+from tidegate.agreements.ledger import StoredAgreementStatus, Transition
+from tidegate.control.services.measurement import (
     DIFFERS_SAMPLES,
     Disagreement,
     Disagreements,
-    Monitoring,
+    HttpProbe,
+    ProbeSample,
+    ServiceMonitor,
+    probe_door,
 )
-from tidegate.control.probe import Probe, ProbeSample, ask
-from tidegate.control.service_reading import DoorReader, ServiceReading
-from tidegate.core.hosting import DoorSample, Instance, InstanceSample, InstanceState
+from tidegate.control.services.performance import DoorReader, MergedServiceSample
+from tidegate.core.services import DoorSample, Instance, InstanceSample, InstanceState
 
 pytestmark = pytest.mark.asyncio
 
@@ -76,7 +77,7 @@ def sample(
     )
 
 
-def reading(reader: DoorReader, samples: list[DoorSample], at: float) -> ServiceReading:
+def reading(reader: DoorReader, samples: list[DoorSample], at: float) -> MergedServiceSample:
     reader.take(samples, at)
     found = reader.reading(at)
     assert found is not None
@@ -182,7 +183,12 @@ def instance(free_bytes: float = 1e9) -> Instance:
 
 
 def fed(
-    monitoring: Monitoring, response_s: float, begin_s: int, *, errors: int = 0, free: float = 1e9
+    monitoring: ServiceMonitor,
+    response_s: float,
+    begin_s: int,
+    *,
+    errors: int = 0,
+    free: float = 1e9,
 ) -> list[object]:
     """Eight seconds of a door."""
     entries = []
@@ -194,16 +200,16 @@ def fed(
 
 
 async def test_what_doors_report_is_judged_in_windows_with_evidence() -> None:
-    monitoring = Monitoring(SHOP)
+    monitoring = ServiceMonitor(SHOP)
     [entry, *_] = fed(monitoring, 1.5, 0)
     assert entry.window.verdict is Verdict.BREACHED  # type: ignore[attr-defined]
     [event] = entry.events  # type: ignore[attr-defined]
-    assert (event.turn, event.metric) == (Turn.BREACHED, "response_p95")
+    assert (event.turn, event.metric) == (Transition.BREACHED, "response_p95")
 
 
 @pytest.mark.parametrize("off_s", [4.0, -4.0, 0.4])
 async def test_a_door_whose_clock_is_off_makes_nobody_late(off_s: float) -> None:
-    monitoring = Monitoring(SHOP)
+    monitoring = ServiceMonitor(SHOP)
     windows = []
     for second in range(20):
         wall = 1000.0 + second
@@ -219,18 +225,18 @@ async def test_a_door_whose_clock_is_off_makes_nobody_late(off_s: float) -> None
 
 
 async def test_answers_of_500_and_a_lack_of_memory_are_promises_too() -> None:
-    entries = fed(Monitoring(SHOP), 0.1, 0, errors=10, free=50 * 2.0**20)
+    entries = fed(ServiceMonitor(SHOP), 0.1, 0, errors=10, free=50 * 2.0**20)
     metrics = {
         event.metric
         for entry in entries
         for event in entry.events  # type: ignore[attr-defined]
-        if event.turn is Turn.BREACHED
+        if event.turn is Transition.BREACHED
     }
     assert metrics == {"availability", "free_memory"}
 
 
 async def test_the_window_that_is_open_warns_before_it_is_over() -> None:
-    monitoring = Monitoring(SHOP)
+    monitoring = ServiceMonitor(SHOP)
     for second in range(3):
         one = sample(1000.0 + second, 30 * second, response_s=0.9)
         measured = monitoring.take([one], [], float(second), 1000.0 + second)
@@ -240,16 +246,16 @@ async def test_the_window_that_is_open_warns_before_it_is_over() -> None:
 
 
 async def test_under_another_document_the_budget_begins_anew() -> None:
-    first = Monitoring(SHOP)
+    first = ServiceMonitor(SHOP)
     [entry, *_] = fed(first, 1.5, 0)
-    kept = KeptStanding.of(SHOP, entry, first.ledger.history)  # type: ignore[arg-type]
-    same = Monitoring(SHOP, kept)
+    kept = StoredAgreementStatus.of(SHOP, entry, first.ledger.history)  # type: ignore[arg-type]
+    same = ServiceMonitor(SHOP, kept)
     assert same.ledger.history.minutes
     other = msgspec.structs.replace(kept, history=type(kept.history)("something else", {}, {}))
-    assert not Monitoring(SHOP, other).ledger.history.minutes
+    assert not ServiceMonitor(SHOP, other).ledger.history.minutes
 
 
-def read(**changes: object) -> ServiceReading:
+def read(**changes: object) -> MergedServiceSample:
     values: dict[str, object] = {
         "at": 0.0,
         "in_hand": 3,
@@ -259,7 +265,7 @@ def read(**changes: object) -> ServiceReading:
         "refused_per_s": 0.0,
         "response": [(0.1, 30)],
     }
-    return ServiceReading(**(values | changes))  # type: ignore[arg-type]
+    return MergedServiceSample(**(values | changes))  # type: ignore[arg-type]
 
 
 def probed(duration_s: float = 0.1, failure: str = "") -> ProbeSample:
@@ -276,7 +282,7 @@ def probed(duration_s: float = 0.1, failure: str = "") -> ProbeSample:
     ],
 )
 async def test_one_says_well_and_the_other_does_not(
-    probe: ProbeSample, seen: ServiceReading, says: str
+    probe: ProbeSample, seen: MergedServiceSample, says: str
 ) -> None:
     disagreement = Disagreement()
     said = [disagreement.take(probe, seen) for _ in range(DIFFERS_SAMPLES + 3)]
@@ -401,12 +407,12 @@ async def test_a_probe_asks_a_real_address_on_a_connection_of_its_own() -> None:
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server:
-        well = await ask(address, "/well")
+        well = await probe_door(address, "/well")
         status = 503
-        ill = await ask(f"http://{address}", "/well")
+        ill = await probe_door(f"http://{address}", "/well")
         status = 0
-        silent = await ask(address, "/well", timeout_s=0.5)
-    gone = await ask(address, "/well")
+        silent = await probe_door(address, "/well", timeout_s=0.5)
+    gone = await probe_door(address, "/well")
     assert (well.status, well.failure) == (200, "")
     assert well.duration_s > 0.0
     assert heads[0].startswith(b"GET /well HTTP/1.1\r\nHost: 127.0.0.1:")
@@ -425,7 +431,7 @@ async def test_a_probe_asks_each_second_and_of_two_doors_each_in_turn() -> None:
         asked.append(address)
         return probed()
 
-    probe = Probe(note)
+    probe = HttpProbe(note)
     probe.addresses = ("a", "b")
     came = []
     for tenth in range(41):

@@ -8,17 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thoroughness import examples
 
-from tidegate.control.autoscaler import Autoscaler
-from tidegate.control.reading import Capacities, Reading
-from tidegate.core.scaling import Range, Scaling, ScalingPolicy, Steering
-from tidegate.core.steering import CancelDrain, Drain, QueueSample, ReplicaSample
-from tidegate.laws.wait_sizing import Pledge
+from tidegate.control.queues.autoscaler import Autoscaler, ReplicaCapacities, SampleTotals
+from tidegate.core.decisions import CancelDrain, Drain, QueueSample, ReplicaSample
+from tidegate.core.topology import ControlMode, Range, Scaling, ScalingPolicy
+from tidegate.laws.scaling.wait import WaitTarget
 
 # Of a replica that is well, and the part of it that a slow one does: 13 of 40 messages a second.
 SPEED_PER_S, SLOW = 40.0, 1.0 / 3.0
 # Until each is known, and until what arrives on average has forgotten how that was done.
 LEARNING_S, CALM_S = 30, 400
-PLEDGE = Pledge(wait_s=8.0, metric="wait_p99", growth_per_s2=1.0)
+PLEDGE = WaitTarget(wait_s=8.0, metric="wait_p99", growth_per_s2=1.0)
 
 
 def scaling(policy: ScalingPolicy, most: int, **rest: object) -> Scaling:
@@ -30,7 +29,7 @@ def shown(plant: Plant, told: Scaling) -> Plant:
     """Every replica has been at its limit, while a person steered, and nothing of that is left."""
     count = len(plant.replicas)
     plant.autoscaler.scaling = scaling(
-        told.policy, count, steering=Steering.MANUAL, replicas_wanted=count
+        told.policy, count, steering=ControlMode.MANUAL, replicas_wanted=count
     )
     calm, plant.rate = plant.rate, lambda at: 2.0 * SPEED_PER_S * count
     plant.run(LEARNING_S)
@@ -115,7 +114,7 @@ def test_on_a_constant_load_no_number_of_replicas_is_come_to_twice(
         lambda at: rate,
         capacity_per_s=lambda replicas: SPEED_PER_S,
         part=dict(enumerate(parts, 1)),
-        pledge=Pledge(wait_s=wait_s, growth_per_s2=growth_per_s2),
+        pledge=WaitTarget(wait_s=wait_s, growth_per_s2=growth_per_s2),
     )
     shown(plant, told)
     if is_well:
@@ -129,13 +128,13 @@ def test_on_a_constant_load_no_number_of_replicas_is_come_to_twice(
 # What is known of each
 
 
-def known(**rates: float) -> tuple[Capacities, Reading]:
+def known(**rates: float) -> tuple[ReplicaCapacities, SampleTotals]:
     replicas = [
         ReplicaSample(number=int(name[1:]), consumed_per_s=rate, waiting=1000, age_s=100.0)
         for name, rate in rates.items()
     ]
-    reading = Reading(QueueSample(queue="orders", at=1.0, replicas=replicas))
-    capacities = Capacities()
+    reading = SampleTotals(QueueSample(queue="orders", at=1.0, replicas=replicas))
+    capacities = ReplicaCapacities()
     capacities.learn(reading, 1.0)
     return capacities, reading
 
@@ -156,4 +155,4 @@ def test_what_fewer_can_do_is_the_mean_of_those_that_stay() -> None:
     # Of the fourth nothing was seen yet.
     assert capacities.of_fewer([4, 1, 2, 3]) == (30.0, 10.0, 15.0, 30.0)
     assert capacities.of_fewer([3, 2, 1])[-1] == capacities.typical(reading)
-    assert Capacities().of_fewer([1, 2]) == ()
+    assert ReplicaCapacities().of_fewer([1, 2]) == ()

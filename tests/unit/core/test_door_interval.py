@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tidegate.agreement.http_sample import sample_of
-from tidegate.core.door_interval import since
-from tidegate.core.hosting import DoorSample, InstanceSample
+from tidegate.agreements.evaluation import agreement_sample
+from tidegate.core.services import DoorSample, InstanceSample, sample_delta
 
 
 def door(**given: object) -> DoorSample:
@@ -32,7 +31,7 @@ def test_counts_are_those_since_the_sample_before() -> None:
         ],
     )
 
-    found = since(before, after)
+    found = sample_delta(before, after)
 
     assert (found.at, found.accepted, found.answered, found.refused) == (11.0, 5, 4, 2)
     assert (found.waiting, found.response) == (2, [(0.2, 4)])
@@ -45,18 +44,18 @@ def test_counts_are_those_since_the_sample_before() -> None:
 def test_a_door_that_began_anew_counts_from_zero() -> None:
     before, again = door(accepted=10, answered=9), door(door="d2", accepted=3, answered=3)
 
-    assert since(None, before) == before
-    assert since(before, again) == again
+    assert sample_delta(None, before) == before
+    assert sample_delta(before, again) == again
     # One that forgot its counts and kept its name, as a program behind it may that was restarted.
-    assert since(before, door(accepted=2, answered=9)).accepted == 2
+    assert sample_delta(before, door(accepted=2, answered=9)).accepted == 2
 
 
 def test_what_came_before_the_first_instance_counts_for_nothing() -> None:
     waiting = door(accepted=7, refused=7, by_class={"5xx": 7}, has_begun=False)
     begun = door(at=11.0, accepted=9, answered=1, refused=8, by_class={"2xx": 1, "5xx": 8})
 
-    assert (since(None, waiting).refused, since(None, waiting).accepted) == (0, 0)
-    found = since(waiting, begun)
+    assert (sample_delta(None, waiting).refused, sample_delta(None, waiting).accepted) == (0, 0)
+    found = sample_delta(waiting, begun)
     assert (found.accepted, found.answered, found.refused) == (2, 1, 1)
     assert found.by_class == {"2xx": 1, "5xx": 1}
 
@@ -73,7 +72,7 @@ def test_an_agreement_counts_server_errors_as_missed() -> None:
         ],
     )
 
-    sample = sample_of(between, 1.0, [None, 64.0, 32.0])
+    sample = agreement_sample(between, 1.0, [None, 64.0, 32.0])
 
     assert (sample.accepted, sample.served, sample.refused) == (8, 8, 5)
     # Seven are still in hand.

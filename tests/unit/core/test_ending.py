@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tidegate.core.ending import ended
+from tidegate.core.runtime import cancel_and_wait
 
 
 async def test_a_task_that_loses_a_cancellation_is_told_again() -> None:
@@ -24,7 +24,7 @@ async def test_a_task_that_loses_a_cancellation_is_told_again() -> None:
     task = asyncio.create_task(survives_outages())
     await asyncio.sleep(0)
 
-    await ended([task])
+    await cancel_and_wait([task])
 
     assert task.cancelled()
     assert lost == 2
@@ -34,4 +34,4 @@ async def test_what_has_failed_is_over_and_nobody_hears_of_it() -> None:
     async def fails() -> None:
         raise RuntimeError("too late to matter")
 
-    await ended([asyncio.create_task(fails())])
+    await cancel_and_wait([asyncio.create_task(fails())])

@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.errors import InvalidValue
-from tidegate.core.quantities import (
+from tidegate.core.text import (
     format_duration,
+    format_duration_long,
     format_size,
     parse_duration_s,
     parse_rate_per_s,
     parse_size_bytes,
-    spoken_duration,
 )
 
 
@@ -103,7 +103,7 @@ def test_sizes_are_shown_in_their_largest_unit() -> None:
     ],
 )
 def test_an_age_is_said_as_people_do(duration_s: float, said: str) -> None:
-    assert spoken_duration(duration_s) == said
+    assert format_duration_long(duration_s) == said
 
 
 @pytest.mark.parametrize(

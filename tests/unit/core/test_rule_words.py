@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tidegate
-from tidegate.core.rule_words import in_words
+from tidegate.core.decisions import format_rule
 
 ROOMS = ("laws", "control")
 # Names of figures, formulas, and numbers of rules of the papers.
@@ -21,7 +21,7 @@ def rules() -> list[str]:
     """All that the code of the laws and loops can call a rule."""
     found: set[str] = set()
     for room in ROOMS:
-        for file in (Path(tidegate.__file__).parent / room).glob("*.py"):
+        for file in (Path(tidegate.__file__).parent / room).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 found.update(_said_by(node))
     return sorted(found)
@@ -31,7 +31,7 @@ def _said_by(node: ast.AST) -> Iterator[str]:
     match node:
         case ast.keyword(arg="rule", value=value):
             yield from _texts(value)
-        case ast.Call(func=ast.Name(id="Wish"), args=[_, rule, *_]):
+        case ast.Call(func=ast.Name(id="Proposal"), args=[_, rule, *_]):
             yield from _texts(rule)
         case ast.Assign(targets=[ast.Attribute(attr="rule") | ast.Name(id="rule")], value=value):
             yield from _texts(value)
@@ -73,18 +73,18 @@ def test_the_rules_of_all_loops_are_found() -> None:
 @pytest.mark.parametrize("rule", rules())
 def test_a_rule_is_told_in_plain_words(rule: str) -> None:
     for whole in (rule, f"{rule}, at max", f"capacity unknown: {rule}"):
-        told = in_words(whole)
+        told = format_rule(whole)
 
         assert not SHORTHAND.search(told), told
         assert len(told.split()) >= 3, f"{told}: say it as a clause"
 
 
 def test_what_is_put_together_is_told_whole() -> None:
-    assert in_words("capacity unknown: avg_load > max_load, at max") == (
+    assert format_rule("capacity unknown: avg_load > max_load, at max") == (
         "what a replica can do is not known yet: more messages wait for each replica than max_load "
         "allows, but no more are allowed"
     )
-    assert in_words("held: cool-down") == (
+    assert format_rule("held: cool-down") == (
         "nothing is changed: replicas have come or gone a moment ago"
     )
-    assert in_words("wait_p99 is breached") == "wait_p99 is breached"
+    assert format_rule("wait_p99 is breached") == "wait_p99 is breached"

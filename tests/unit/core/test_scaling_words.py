@@ -8,8 +8,16 @@ import msgspec
 import pytest
 
 from tidegate.core.errors import InvalidValue
-from tidegate.core.scaling import DEFAULT_SCALING, Range, Scaling, ScalingPolicy, Steering
-from tidegate.core.scaling_words import changed, complaints, written
+from tidegate.core.topology import (
+    DEFAULT_SCALING,
+    ControlMode,
+    Range,
+    Scaling,
+    ScalingPolicy,
+    format_scaling_keys,
+    scaling_problems,
+    with_scaling_keys,
+)
 
 
 def test_texts_of_a_command_line_and_values_of_a_file_mean_the_same() -> None:
@@ -18,23 +26,23 @@ def test_texts_of_a_command_line_and_values_of_a_file_mean_the_same() -> None:
     expected = Scaling(
         replicas=Range(2, 8), policy=ScalingPolicy.FEED_FORWARD, max_wait_s=2.0, warm=1
     )
-    assert changed(DEFAULT_SCALING, by_text) == expected
-    assert changed(DEFAULT_SCALING, by_value | {"warm": 1}) == expected
+    assert with_scaling_keys(DEFAULT_SCALING, by_text) == expected
+    assert with_scaling_keys(DEFAULT_SCALING, by_value | {"warm": 1}) == expected
 
 
 def test_what_is_not_named_stays_and_none_takes_back() -> None:
-    before = changed(DEFAULT_SCALING, {"max": 4, "warm": 2, "cooldown-period": "30s"})
-    after = changed(before, {"warm": "none"})
+    before = with_scaling_keys(DEFAULT_SCALING, {"max": 4, "warm": 2, "cooldown-period": "30s"})
+    after = with_scaling_keys(before, {"warm": "none"})
     assert (after.replicas.max, after.cooldown_period_s, after.warm) == (4, 30.0, None)
 
 
 def test_a_scaling_is_written_as_it_was_read() -> None:
-    scaling = changed(
+    scaling = with_scaling_keys(
         DEFAULT_SCALING,
         {"min": 1, "max": 5, "max_wait": "250ms", "steering": "manual", "replicas_wanted": 3},
     )
-    assert changed(DEFAULT_SCALING, written(scaling)) == scaling
-    assert scaling.steering is Steering.MANUAL
+    assert with_scaling_keys(DEFAULT_SCALING, format_scaling_keys(scaling)) == scaling
+    assert scaling.steering is ControlMode.MANUAL
 
 
 @pytest.mark.parametrize(
@@ -69,12 +77,12 @@ def test_what_makes_no_sense_is_refused_with_what_is_allowed(
     changes: dict[str, object], says: str
 ) -> None:
     with pytest.raises(InvalidValue) as refused:
-        changed(DEFAULT_SCALING, changes)
+        with_scaling_keys(DEFAULT_SCALING, changes)
     assert says in str(refused.value)
 
 
 def test_the_default_makes_sense() -> None:
-    assert complaints(DEFAULT_SCALING) == []
+    assert scaling_problems(DEFAULT_SCALING) == []
 
 
 @pytest.mark.parametrize(
@@ -87,15 +95,15 @@ def test_the_default_makes_sense() -> None:
 )
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_no_number_may_be_one_that_the_catalogue_cannot_keep(field: str, value: float) -> None:
-    assert complaints(msgspec.structs.replace(DEFAULT_SCALING, **{field: value}))
+    assert scaling_problems(msgspec.structs.replace(DEFAULT_SCALING, **{field: value}))
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, -0.1])
 def test_shares_by_hand_are_parts_of_replicas(value: float) -> None:
-    assert complaints(msgspec.structs.replace(DEFAULT_SCALING, shares={1: value, 2: 1.0}))
-    assert complaints(msgspec.structs.replace(DEFAULT_SCALING, shares={1: 0.0}))
-    assert complaints(msgspec.structs.replace(DEFAULT_SCALING, shares={0: 1.0}))
-    said = changed(DEFAULT_SCALING, {"shares": {"1": 0.25, "2": 0.75}})
+    assert scaling_problems(msgspec.structs.replace(DEFAULT_SCALING, shares={1: value, 2: 1.0}))
+    assert scaling_problems(msgspec.structs.replace(DEFAULT_SCALING, shares={1: 0.0}))
+    assert scaling_problems(msgspec.structs.replace(DEFAULT_SCALING, shares={0: 1.0}))
+    said = with_scaling_keys(DEFAULT_SCALING, {"shares": {"1": 0.25, "2": 0.75}})
     assert said.shares == {1: 0.25, 2: 0.75}
-    assert written(said)["shares"] == "1: 0.25, 2: 0.75"
-    assert changed(said, {"shares": None}).shares is None
+    assert format_scaling_keys(said)["shares"] == "1: 0.25, 2: 0.75"
+    assert with_scaling_keys(said, {"shares": None}).shares is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidegate.core.secrecy import without_secrets
+from tidegate.core.text import redact_secrets
 
 
 @pytest.mark.parametrize(
@@ -29,4 +29,4 @@ from tidegate.core.secrecy import without_secrets
     ],
 )
 def test_passwords_are_taken_out_and_the_rest_is_kept(text: str, shown: str) -> None:
-    assert without_secrets(text) == shown
+    assert redact_secrets(text) == shown

@@ -13,12 +13,12 @@ from places import ROOT
 from typer.core import TyperGroup
 
 from tidegate.cli.app import app
-from tidegate.lab.elastic.run import ElasticOptions
-from tidegate.lab.elastic.simulated import SimulatedOptions
-from tidegate.lab.prefetch.run import PrefetchOptions
-from tidegate.lab.replicated.run import ReplicatedOptions
-from tidegate.lab.tapas.run import TapasOptions
-from tidegate.lab.telesto.run import TelestoOptions
+from tidegate_lab.papers.elastic.run import ElasticOptions
+from tidegate_lab.papers.elastic.simulated import SimulatedOptions
+from tidegate_lab.papers.prefetch.run import PrefetchOptions
+from tidegate_lab.papers.replicated.run import ReplicatedOptions
+from tidegate_lab.papers.tapas.run import TapasOptions
+from tidegate_lab.papers.telesto.run import TelestoOptions
 
 PAGE = (ROOT / "docs" / "explanation" / "traceability.md").read_text()
 COMMANDS = sorted(set(re.findall(r"`tidegate ([^`]+)`", PAGE)))

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from tidegate.broker.node import Node
+from tidegate.broker.replica import Replica
 from tidegate.client.client import Client
 from tidegate.core.errors import Unavailable
-from tidegate.node.replica import Replica
-from tidegate.node.server import Node
 
 
 async def test_a_batch_never_overtakes_one_that_was_refused_for_a_moment(

@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 
-from tidegate.lab.faults.proxy import TIMER_ERROR_S, TcpProxy
 from tidegate.testing.virtual_time import run
+from tidegate_lab.faults.proxy import TIMER_ERROR_S, TcpProxy
 
 # Each of two passages may come so much early.
 EXACT_S = 2.01 * TIMER_ERROR_S

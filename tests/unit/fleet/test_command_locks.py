@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from tidegate.fleet.command_template import CommandTemplate
-from tidegate.fleet.providers import command as command_module
-from tidegate.fleet.providers.command import CommandProvider
+from tidegate.fleet import providers as command_module
+from tidegate.fleet.providers import CommandProvider, CommandTemplate
 
 
 class Commands:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tidegate.fleet.free_memory import InstanceMemory, free_memory_bytes, instance_memory
+from tidegate.fleet.applications import InstanceMemory, free_memory_bytes, instance_memory
 
 MEBIBYTE = 1024 * 1024
 

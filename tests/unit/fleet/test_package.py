@@ -20,11 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.errors import InvalidValue, TidegateError, TooLarge
-from tidegate.fleet import package
-from tidegate.fleet.package import packed, unpack
-from tidegate.fleet.package_cache import PackageCache
-from tidegate.storage.data_folder import DataFolder
+from tidegate.fleet import packages
+from tidegate.fleet.packages import PackageCache, pack_code, unpack
 from tidegate.storage.memory import MemoryStore
+from tidegate.storage.postgres_server import DataFolder
 
 
 def digest_of(content: bytes | bytearray) -> str:
@@ -68,9 +67,9 @@ def shop(tmp_path: Path) -> Path:
 def test_a_folder_arrives_as_it_was_without_what_is_nobodys_code(
     shop: Path, tmp_path: Path
 ) -> None:
-    content = packed(shop)
+    content = pack_code(shop)
     os.utime(shop / "run.sh", (1, 1))
-    assert packed(shop) == content, "the same code is the same archive"
+    assert pack_code(shop) == content, "the same code is the same archive"
     unpack(content, digest_of(content), tmp_path / "there")
     assert files_of(tmp_path / "there") == {
         "web/__init__.py": "app = 1",
@@ -82,50 +81,50 @@ def test_a_folder_arrives_as_it_was_without_what_is_nobodys_code(
 
 
 def test_data_that_lies_beside_the_code_is_not_shipped_with_it(shop: Path) -> None:
-    before = packed(shop)
+    before = pack_code(shop)
     held = DataFolder(shop / "tidegate-data")
     held.hold()
     (held.path / "password").write_text("hush")
     # Of a machine that holds no database.
     PackageCache(shop / "kept", 7, MemoryStore())._take()
-    assert packed(shop) == before
+    assert pack_code(shop) == before
 
     with pytest.raises(InvalidValue, match="is a data folder of Tidegate"):
-        packed(held.path)
+        pack_code(held.path)
     held.release()
 
 
 def test_a_wheel_goes_as_it_is(tmp_path: Path) -> None:
     wheel = tmp_path / "shop-1-py3-none-any.whl"
     wheel.write_bytes(archive_of(("shop/__init__.py", b"app = 1")))
-    assert packed(wheel) == wheel.read_bytes()
+    assert pack_code(wheel) == wheel.read_bytes()
     wheel.write_bytes(b"PK and no more")
     with pytest.raises(InvalidValue, match="no archive of code"):
-        packed(wheel)
+        pack_code(wheel)
 
 
 def test_what_cannot_be_shipped_is_refused_before_it_is(
     shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(InvalidValue, match="neither a folder nor a wheel"):
-        packed(tmp_path / "nowhere")
+        pack_code(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidValue, match="holds no files"):
-        packed(tmp_path / "empty")
+        pack_code(tmp_path / "empty")
     (shop / "secrets").symlink_to("/etc/hostname")
     with pytest.raises(InvalidValue, match="is a link to /etc/hostname, which is not shipped"):
-        packed(shop)
+        pack_code(shop)
     (shop / "secrets").unlink()
-    monkeypatch.setattr(package, "UNPACKED_BYTES_MAX", 10)
+    monkeypatch.setattr(packages, "UNPACKED_BYTES_MAX", 10)
     with pytest.raises(TooLarge, match="leave data"):
-        packed(shop)
+        pack_code(shop)
 
 
 def test_a_link_that_leads_back_to_itself_is_refused_in_words(shop: Path) -> None:
     (shop / "one").symlink_to("other")
     (shop / "other").symlink_to("one")
     with pytest.raises(InvalidValue, match=r"shop/one cannot be shipped: .* back to itself"):
-        packed(shop)
+        pack_code(shop)
 
 
 @pytest.mark.parametrize("where", ["caf\udce9.py", "caf\udce9/menu.py", "web/\udcff\x1b[2J.txt"])
@@ -133,7 +132,7 @@ def test_a_name_that_is_no_text_is_refused_in_words(shop: Path, where: str) -> N
     (shop / where).parent.mkdir(exist_ok=True)
     (shop / where).write_text("")
     with pytest.raises(InvalidValue, match="cannot be shipped: its name is not UTF-8") as refusal:
-        packed(shop)
+        pack_code(shop)
     assert str(refusal.value).isprintable()
 
 
@@ -141,7 +140,7 @@ def test_a_name_that_is_no_text_is_refused_in_words(shop: Path, where: str) -> N
 def test_a_name_that_machines_refuse_is_refused_before_it_is_shipped(shop: Path, name: str) -> None:
     (shop / name).write_text("")
     with pytest.raises(InvalidValue, match=r"menu\.py' is not unpacked"):
-        packed(shop)
+        pack_code(shop)
 
 
 def test_a_file_that_no_memory_holds_is_refused_unread(shop: Path, tmp_path: Path) -> None:
@@ -150,7 +149,7 @@ def test_a_file_that_no_memory_holds_is_refused_unread(shop: Path, tmp_path: Pat
         with file.open("wb") as sparse:
             sparse.truncate(1 << 42)
         with pytest.raises(TooLarge, match=rf"{file.name} has more than \d+ bytes"):
-            packed(shipped)
+            pack_code(shipped)
 
 
 @contextlib.contextmanager
@@ -176,14 +175,14 @@ def test_what_may_not_be_read_is_refused_in_words() -> None:
 
         (folder / "wheel.whl").chmod(0)
         with pytest.raises(InvalidValue, match=r"wheel.whl cannot be shipped: Permission denied"):
-            packed(folder / "wheel.whl")
+            pack_code(folder / "wheel.whl")
         with pytest.raises(InvalidValue, match=r"wheel.whl cannot be shipped: Permission denied"):
-            packed(folder)
+            pack_code(folder)
         (folder / "wheel.whl").unlink()
         (folder / "secret").chmod(0)
         for path in (folder, folder / "secret", folder / "secret" / "shop"):
             with pytest.raises(InvalidValue, match=r"/secret.*be shipped: Permission denied"):
-                packed(path)
+                pack_code(path)
         (folder / "secret").chmod(0o700)
 
 
@@ -225,7 +224,7 @@ def test_a_file_that_is_larger_than_it_says_is_not_unpacked(
     lying = content.replace((100).to_bytes(4, "little"), (3).to_bytes(4, "little"))
     with pytest.raises(InvalidValue):
         unpack(lying, digest_of(lying), tmp_path / "code")
-    monkeypatch.setattr(package, "UNPACKED_BYTES_MAX", 50)
+    monkeypatch.setattr(packages, "UNPACKED_BYTES_MAX", 50)
     with pytest.raises(TooLarge):
         unpack(content, digest_of(content), tmp_path / "code")
     assert not (tmp_path / "code").exists()
@@ -257,7 +256,7 @@ async def test_a_machine_fetches_code_once_and_clears_up_after_the_dead(
     shop: Path, tmp_path: Path
 ) -> None:
     store = MemoryStore()
-    digest = await store.put_package(packed(shop))
+    digest = await store.put_package(pack_code(shop))
     other = await store.put_package(archive_of(("b.py", b"2")))
     (tmp_path / "packages" / "machine-3" / "left").mkdir(parents=True)
     cache, neighbour = (PackageCache(tmp_path, number, store) for number in (7, 8))
@@ -284,7 +283,7 @@ async def test_what_a_killed_machine_left_is_neither_run_nor_cleared_up_under_it
     shop: Path, tmp_path: Path
 ) -> None:
     store = MemoryStore()
-    digest = await store.put_package(packed(shop))
+    digest = await store.put_package(pack_code(shop))
     left = tmp_path / "packages" / "machine-7" / digest
     left.mkdir(parents=True)
     (left / "run.sh").write_text("what its application wrote there")
@@ -300,7 +299,7 @@ async def test_machines_that_come_back_together_do_not_clear_each_other_up(
     shop: Path, tmp_path: Path
 ) -> None:
     store = MemoryStore()
-    digest = await store.put_package(packed(shop))
+    digest = await store.put_package(pack_code(shop))
     for number in range(8):
         for left in range(50):
             (tmp_path / "packages" / f"machine-{number}" / f"{left}").mkdir(parents=True)
@@ -316,7 +315,7 @@ async def test_code_that_cannot_be_removed_whole_is_fetched_whole_again(
     shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore()
-    digest = await store.put_package(packed(shop))
+    digest = await store.put_package(pack_code(shop))
     cache = PackageCache(tmp_path, 7, store)
     folder = await cache.folder_of(digest)
 
@@ -335,7 +334,7 @@ async def test_an_instance_that_is_let_go_while_its_code_is_unpacked_is_in_nobod
     shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore()
-    digest = await store.put_package(packed(shop))
+    digest = await store.put_package(pack_code(shop))
     cache = PackageCache(tmp_path, 7, store)
     first, second, done = threading.Event(), threading.Event(), threading.Event()
     rename = Path.rename

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from tidegate.fleet.start_patience import StartPatience, processor_s
+from tidegate.fleet.processes import StartPatience, processor_s
 
 
 def test_a_start_that_gets_a_little_of_a_busy_computer_is_waited_for() -> None:

@@ -15,15 +15,15 @@ from http_client import Connection
 from plain_server import HANDSHAKE, SWITCH, plain_server
 from waiting import eventually_async
 
-from tidegate.gateway import Gateway, GatewayLimits, client_connection
-from tidegate.gateway.front import Front
-from tidegate.laws.ejection import Standing
+from tidegate.gateway import client_connection
+from tidegate.gateway.gateway import Gateway, GatewayLimits, GatewayState
+from tidegate.laws.http.balancing import ServerState
 
 LIMITS = GatewayLimits()
 BODY = b"z" * 60_000
 
 
-def front_of(gateway: Gateway) -> Front:
+def front_of(gateway: Gateway) -> GatewayState:
     assert gateway._front is not None
     return gateway._front
 
@@ -263,7 +263,7 @@ async def test_upkeep_that_fails_once_goes_on(
         monkeypatch.setattr(gateway._servers, "tick", fails_once)
 
         async def returning() -> bool:
-            return failed.is_set() and server.ejection.standing is Standing.RETURNING
+            return failed.is_set() and server.ejection.standing is ServerState.RETURNING
 
         await eventually_async(returning, "its time is up")
         assert "the upkeep of a gateway has failed" in caplog.text

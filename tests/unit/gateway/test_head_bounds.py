@@ -8,11 +8,16 @@ import pytest
 from plain_server import HANDSHAKE, SWITCH, plain_server
 from waiting import eventually_async
 
-from tidegate.gateway import Gateway, GatewayLimits
-from tidegate.gateway.refusal import Refusal
-from tidegate.gateway.request_head import RequestHead
-from tidegate.gateway.request_reader import END, RequestReader
-from tidegate.gateway.response_reader import BadAnswer, ResponseHead, ResponseReader
+from tidegate.gateway.gateway import Gateway, GatewayLimits
+from tidegate.gateway.http1 import (
+    END,
+    BadResponse,
+    Refusal,
+    RequestHead,
+    RequestReader,
+    ResponseHead,
+    ResponseReader,
+)
 
 MOST_BYTES = 15 * 1024
 STEPS = (1, 7, 1460, 1 << 20)
@@ -60,7 +65,7 @@ def test_a_head_beyond_its_bound_is_refused_however_it_is_cut(step: int, in_one:
     (refusal,) = requests_in(b"GET / HTTP/1.1\r\nHost: a\r\n" + many + b"\r\n", step)
     assert isinstance(refusal, Refusal)
     assert refusal.status == 431
-    with pytest.raises(BadAnswer, match=r"fields that do not end|longer than"):
+    with pytest.raises(BadResponse, match=r"fields that do not end|longer than"):
         answers_in(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n" + many + b"\r\n", step)
 
 
@@ -74,7 +79,7 @@ def test_a_chunked_answer_with_a_trailer_is_whole_however_it_is_cut(step: int) -
     assert b"".join(part for part in parts if isinstance(part, bytes)) == body
     assert end is END
     # One that never ends is none.
-    with pytest.raises(BadAnswer, match="fields that do not end"):
+    with pytest.raises(BadResponse, match="fields that do not end"):
         answers_in(data[:-4] + b"1" * MOST_BYTES * 3, min(step, 1460))
 
 

@@ -15,8 +15,9 @@ from http_client import Connection, ask, raw
 from plain_server import plain_server
 from waiting import eventually_async
 
-from tidegate.gateway import Gateway, GatewayLimits, ServerAddress, exchange
-from tidegate.gateway.front import Front
+from tidegate.gateway import exchange
+from tidegate.gateway.gateway import Gateway, GatewayLimits, GatewayState
+from tidegate.gateway.servers import ServerAddress
 
 
 async def test_requests_of_one_connection_go_round_the_servers() -> None:
@@ -128,7 +129,7 @@ async def test_a_client_that_expects_100_continue_is_told_to() -> None:
         writer.close()
 
 
-def front_of(gateway: Gateway) -> Front:
+def front_of(gateway: Gateway) -> GatewayState:
     assert gateway._front is not None
     return gateway._front
 
@@ -458,16 +459,16 @@ async def test_a_long_upload_that_its_server_holds_for_a_moment_goes_on(
         await asyncio.wait_for(arrived.wait(), 60)
         front = gateway._front
         assert front is not None
-        server_is_full = exchange.Exchange.server_is_full
+        server_is_full = exchange.ProxiedRequest.server_is_full
 
-        def looked_at(request: exchange.Exchange) -> None:
+        def looked_at(request: exchange.ProxiedRequest) -> None:
             server_is_full(request)
             front.sweep(time.monotonic() + later_s + 1.0)
             go_on.set()
 
         # It has come for over a minute when its server takes no more for the first time.
         monkeypatch.setattr(exchange, "monotonic", lambda: time.monotonic() + later_s)
-        monkeypatch.setattr(exchange.Exchange, "server_is_full", looked_at)
+        monkeypatch.setattr(exchange.ProxiedRequest, "server_is_full", looked_at)
         writer.write(part * 31)
         async with asyncio.timeout(60):
             assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")

@@ -12,7 +12,9 @@ from bookshop import Running, bookshops
 from http_client import Connection, ask
 from waiting import eventually_async
 
-from tidegate.gateway import Gateway, GatewayLimits, ServerAddress, StickySessions
+from tidegate.gateway.gateway import Gateway, GatewayLimits
+from tidegate.gateway.http1 import StickySessions
+from tidegate.gateway.servers import ServerAddress
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: shop\r\n\r\n"
 PAUSE_S = 0.4

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.errors import InvalidValue
-from tidegate.gateway import Gateway, GatewayLimits, ServerAddress
-from tidegate.gateway.servers import Servers
-from tidegate.laws.balancing import POLICIES, policy_of
-from tidegate.laws.ejection import EjectionSettings, Standing
+from tidegate.gateway.gateway import Gateway, GatewayLimits
+from tidegate.gateway.servers import ServerAddress, Servers
+from tidegate.laws.http.balancing import POLICIES, EjectionSettings, ServerState, balancing_policy
 
 
 def _servers(*names: str) -> Servers:
@@ -48,7 +47,7 @@ def test_requests_that_fail_eject_half_of_the_servers_at_most() -> None:
         for _ in range(5):
             servers.failed(one, "broke off")
     standings = [one.ejection.standing for one in servers]
-    assert standings.count(Standing.EJECTED) == 2
+    assert standings.count(ServerState.EJECTED) == 2
     assert [one.name for one in servers.open] == ["c", "d"]
     # That nobody listens is another matter.
     for one in servers:
@@ -120,7 +119,7 @@ def test_a_spare_is_elected_while_nobody_else_can_be_and_a_draining_one_never_is
 def test_an_ejected_server_gets_nothing_under_any_policy(
     name: str, known: list[tuple[float, int, float, bool]], seed: int
 ) -> None:
-    servers, policy = _servers(), policy_of(name, Random(seed))
+    servers, policy = _servers(), balancing_policy(name, Random(seed))
     for number, (weight, outstanding, index, _) in enumerate(known):
         one = servers.put(ServerAddress(str(number), "127.0.0.1", 1, weight=weight))
         one.outstanding, one.index = outstanding, index

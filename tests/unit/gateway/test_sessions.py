@@ -12,8 +12,9 @@ from http_client import Answer, Connection, ask
 from waiting import eventually_async
 
 from tidegate.core.errors import InvalidValue
-from tidegate.gateway import Gateway, ServerAddress, StickySessions
-from tidegate.gateway.sticky_session import without_sticky
+from tidegate.gateway.gateway import Gateway
+from tidegate.gateway.http1 import StickySessions, without_sticky
+from tidegate.gateway.servers import ServerAddress
 
 SECRET = b"a secret of the tests"
 SESSIONS_S = 600.0

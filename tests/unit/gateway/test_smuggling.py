@@ -13,10 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thoroughness import examples
 
-from tidegate.gateway import Gateway
-from tidegate.gateway.refusal import Refusal
-from tidegate.gateway.request_head import RequestHead
-from tidegate.gateway.request_reader import END, RequestReader
+from tidegate.gateway.gateway import Gateway
+from tidegate.gateway.http1 import END, Refusal, RequestHead, RequestReader
 
 _NOT_400 = {
     "a version that is none": (400, 505),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.gateway.wait_queue import WaitQueue
+from tidegate.gateway.client_connection import WaitQueue
 
 
 class Request:

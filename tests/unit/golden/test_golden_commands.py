@@ -15,8 +15,8 @@ from golden_files import Golden
 from golden_shapes import shape, value_text
 
 import tidegate
+from tidegate.cli import command_line as exit_codes
 from tidegate.cli import command_line as runner
-from tidegate.cli import exit_codes
 from tidegate.cli.app import app
 from tidegate.core.errors import TidegateError
 
@@ -47,7 +47,7 @@ def test_codes_of_errors_are_as_they_were(golden: Golden) -> None:
         for name, kind in public_names(tidegate).items()
         if isinstance(kind, type) and issubclass(kind, TidegateError)
     ]
-    rows = [row.split("|")[1].strip() for row in exit_codes.table().splitlines()[2:]]
+    rows = [row.split("|")[1].strip() for row in exit_codes.exit_code_table().splitlines()[2:]]
 
     golden("cli/exit_codes.txt", [*(f"code {code}" for code in rows), "", *errors])
 

@@ -7,8 +7,8 @@ import json
 from golden_files import Golden
 from golden_openapi import OpenApi
 
-from tidegate.console.description import described
+from tidegate.console.application import openapi_document
 
 
 def test_the_api_of_the_console_is_as_it_was(golden: Golden) -> None:
-    golden("json/console_api.txt", OpenApi(json.loads(described())).lines())
+    golden("json/console_api.txt", OpenApi(json.loads(openapi_document())).lines())

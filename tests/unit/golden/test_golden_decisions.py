@@ -20,14 +20,19 @@ from golden_files import Golden
 from hosted_plant import EPOCH_S, Plant, agreed
 from simulated_consumer import SimulatedConsumer
 
-from tidegate.control.autoscaler import Autoscaler
-from tidegate.control.configuration import Configuration
-from tidegate.control.provisioner import Provisioner
+from tidegate.control.provisioning import Provisioner
+from tidegate.control.queues.autoscaler import Autoscaler
+from tidegate.control.services.sizing import ServiceAutoscaler
 from tidegate.core.prefetch import ControllerKind, PrefetchGoal
-from tidegate.core.scaling import ScalingPolicy
-from tidegate.laws.prefetch_steering import PrefetchSteering
+from tidegate.core.topology import ScalingPolicy
+from tidegate.laws.prefetch.loop import PrefetchRegulator
 from tidegate.simulation.run import simulate
-from tidegate.simulation.scenarios import Scenario, load, names, with_policy
+from tidegate.simulation.traces import (
+    SimulationScenario,
+    load_scenario,
+    scenario_names,
+    with_policy,
+)
 
 _SENTENCES = ("reason", "otherwise", "outcome")
 # What loops do all the time.
@@ -36,7 +41,7 @@ _STRETCH_S = 100.0
 # Of each scenario; of these two as long as it takes until their last fault.
 _SECONDS = 500.0
 _LONGER = {"machine-kills": 650.0, "blind": 1650.0}
-_SCENARIOS = [(name, 1) for name in names()] + [("bursts", 2)]
+_SCENARIOS = [(name, 1) for name in scenario_names()] + [("bursts", 2)]
 
 
 @pytest.mark.parametrize(("name", "seed"), _SCENARIOS)
@@ -47,14 +52,18 @@ def test_decisions_about_queues_are_as_they_were(
     lines = []
     for policy in ScalingPolicy:
         decisions.clear()
-        simulated = simulate(_cut(with_policy(load(name, seed), policy)), seed, record=False)
+        simulated = simulate(
+            _cut(with_policy(load_scenario(name, seed), policy)), seed, record=False
+        )
         lines += [f"== {policy.value}", *_told(decisions), _numbers(simulated.summary()), ""]
 
     golden(f"decisions/queues/{name}-{seed}.txt", lines)
 
 
 def test_the_list_of_scenarios_is_as_it_was(golden: Golden) -> None:
-    golden("decisions/scenarios.txt", [*names(), "", *(one.value for one in ScalingPolicy)])
+    golden(
+        "decisions/scenarios.txt", [*scenario_names(), "", *(one.value for one in ScalingPolicy)]
+    )
 
 
 async def _crowd(plant: Plant) -> None:
@@ -141,7 +150,7 @@ async def test_steps_of_prefetch_are_as_they_were(golden: Golden, kind: str) -> 
 async def _steered(goal: PrefetchGoal) -> Any:
     """A consumer that saturates, is starved for a while, and is not measured for a while."""
     consumer = SimulatedConsumer(ceiling_per_s=5000.0, is_starved=lambda k: 80 <= k < 90)
-    steering = PrefetchSteering(goal, None, consumer.prefetch)
+    steering = PrefetchRegulator(goal, None, consumer.prefetch)
     for k in range(140):
         sample = await consumer.measure(goal.sample_s)
         step = steering.step(None if 100 <= k < 115 or k == 60 else sample)
@@ -165,12 +174,12 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         return decided
 
-    for kind in (Autoscaler, Provisioner, Configuration):
+    for kind in (Autoscaler, Provisioner, ServiceAutoscaler):
         monkeypatch.setattr(kind, "decide", recording(kind.decide))
     return decisions
 
 
-def _cut(scenario: Scenario) -> Scenario:
+def _cut(scenario: SimulationScenario) -> SimulationScenario:
     """The beginning of a scenario."""
     trace, seconds = scenario.trace, _LONGER.get(scenario.name, _SECONDS)
     count = sum(at < seconds for at in trace.times_s)

@@ -18,25 +18,22 @@ from golden_files import Golden
 from golden_shapes import document_shape, example, printed_shapes, shape
 
 import tidegate
-from tidegate.agreement.document import parse_agreement
-from tidegate.agreement.kept_standing import KeptStanding
-from tidegate.agreement.ledger import Ledger
-from tidegate.agreement.windows import Sample
-from tidegate.cli import store_wiring, users
-from tidegate.cli.demo.lessons import Learned
-from tidegate.cli.demo.summary import Summary
+from tidegate.agreements.document import parse_agreement
+from tidegate.agreements.evaluation import AgreementSample
+from tidegate.agreements.ledger import AgreementLedger, StoredAgreementStatus
+from tidegate.broker.node import Node
+from tidegate.cli import users, wiring
 from tidegate.client.blocking import LoopThread
 from tidegate.client.client import Client
-from tidegate.core.by_hand import ByHand
-from tidegate.core.hosting import DoorSample, ServiceSpec, decided_about
-from tidegate.core.ports import Clock
-from tidegate.core.scaling import Scaling
-from tidegate.core.steering import FLEET, AnyAction, Decision
-from tidegate.node.server import Node
-from tidegate.simulation.outcome import Outcome
+from tidegate.core.decisions import FLEET, AnyAction, Decision
+from tidegate.core.services import DoorSample, ServiceOverride, ServiceSpec, decision_subject
+from tidegate.core.store import Clock
+from tidegate.core.topology import Scaling
+from tidegate.demo.evidence import DemoModels, DemoSummary
+from tidegate.simulation.run import SimulationResult
 from tidegate.storage.memory import MemoryStore
-from tidegate.telemetry.knowledge import Model, Run
-from tidegate.tuning.record import OpenLoopPoint
+from tidegate.telemetry.models import LearningRun, StoredModel
+from tidegate.tuning.experiment import OpenLoopPoint
 
 AGREEMENT = """
 name = "shop"
@@ -140,7 +137,7 @@ class _NodeInThread:
         await store.report_door(msgspec.structs.replace(example(DoorSample), service="shop"))
         await store.keep_standing("shop", _standing().to_json(), epoch)
         actions = [example(one) for one in typing.get_args(AnyAction)]
-        for about in ("orders", decided_about("shop"), FLEET):
+        for about in ("orders", decision_subject("shop"), FLEET):
             decision = msgspec.structs.replace(example(Decision), service=about, actions=actions)
             await store.note_decision(about, msgspec.json.encode(decision), epoch)
 
@@ -157,7 +154,7 @@ class _NodeInThread:
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[_NodeInThread]:
     running = _NodeInThread()
-    for module in (store_wiring, users):
+    for module in (wiring, users):
         monkeypatch.setattr(module, "store_of", lambda *_, **__: running.store)
     yield running
     running.end()
@@ -189,15 +186,15 @@ def test_documents_that_are_kept_are_as_they_were(golden: Golden) -> None:
     kinds = {
         "a decision": Decision,
         "a service": ServiceSpec,
-        "what a person holds of a service": ByHand,
+        "what a person holds of a service": ServiceOverride,
         "the scaling of a queue": Scaling,
         "the policy of a queue": tidegate.QueuePolicy,
-        "the standing of an agreement": KeptStanding,
+        "the standing of an agreement": StoredAgreementStatus,
         "a sample of a door": DoorSample,
-        "a run of the pipeline": Run,
-        "a learned model": Model,
+        "a run of the pipeline": LearningRun,
+        "a learned model": StoredModel,
         "a model of a consumer": tidegate.PrefetchModel,
-        "a simulation": Outcome,
+        "a simulation": SimulationResult,
     }
     lines = []
     for name, kind in kinds.items():
@@ -207,17 +204,17 @@ def test_documents_that_are_kept_are_as_they_were(golden: Golden) -> None:
 
 
 def test_json_of_the_demo_and_of_tuning_is_as_it_was(golden: Golden) -> None:
-    kinds = {"demo": Summary, "demo: learned": Learned, "tune: open_loop": OpenLoopPoint}
+    kinds = {"demo": DemoSummary, "demo: learned": DemoModels, "tune: open_loop": OpenLoopPoint}
 
     golden("json/demo_and_tune.txt", printed_shapes(kinds))
 
 
-def _standing() -> KeptStanding:
+def _standing() -> StoredAgreementStatus:
     agreement = parse_agreement(AGREEMENT, "shop.toml")
-    ledger = Ledger(agreement)
-    ledger.take(Sample(1.0, accepted=10, served=10, times={"response": [(2.0, 10)]}))
+    ledger = AgreementLedger(agreement)
+    ledger.take(AgreementSample(1.0, accepted=10, served=10, times={"response": [(2.0, 10)]}))
     (entry,) = ledger.advance(5.0)
-    return KeptStanding.of(agreement, entry, ledger.history, "1 instance more")
+    return StoredAgreementStatus.of(agreement, entry, ledger.history, "1 instance more")
 
 
 def _shape_of(said: bytes, complaint: bytes) -> list[str]:

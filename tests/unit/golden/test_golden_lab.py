@@ -5,17 +5,15 @@ from __future__ import annotations
 from golden_files import Golden
 from golden_shapes import printed_shapes
 
-from tidegate.lab.bench.alias import AliasReport
-from tidegate.lab.bench.backlog import BacklogReport
-from tidegate.lab.bench.clients import ClientsReport
-from tidegate.lab.bench.compare_report import CompareReport
-from tidegate.lab.bench.control import ControlReport
-from tidegate.lab.bench.load import LoadReport
-from tidegate.lab.bench.pipeline import PipelineReport
-from tidegate.lab.bench.recording import RecordingReport
-from tidegate.lab.faults.kills import KillReport
-from tidegate.lab.faults.scale_storm import StormReport
-from tidegate.lab.report.experiments import ExperimentsReport
+from tidegate_lab.bench.backlog import BacklogReport
+from tidegate_lab.bench.compare_report import CompareReport
+from tidegate_lab.bench.control import ControlReport
+from tidegate_lab.bench.pipeline import PipelineReport
+from tidegate_lab.bench.queue import AliasReport, ClientsReport, RecordingReport
+from tidegate_lab.faults.kills import KillReport
+from tidegate_lab.faults.scale_storm import StormReport
+from tidegate_lab.loadgen.load import LoadReport
+from tidegate_lab.report import ExperimentsReport
 
 
 def test_json_of_the_lab_is_as_it_was(golden: Golden) -> None:

@@ -12,10 +12,8 @@ from golden_files import Golden
 from golden_shapes import shape, value_text
 
 import tidegate
-from tidegate.cli.settings.document import as_document
-from tidegate.cli.settings.reader import SettingsInvalid, load_settings
-from tidegate.cli.settings.settings import Settings
-from tidegate.core.scaling_words import KEYS
+from tidegate.cli.settings import Settings, SettingsInvalid, as_document, load_settings
+from tidegate.core.topology import KEYS
 
 # What a key takes shows what it is: a number, a duration, a size, a list, any text.
 _TRIED = ("word", "-1", "0", "1", "0.5", "7", "true", "0s", "30s", "16MiB", "a,b", "90000000000")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from golden_files import Golden
 
-from tidegate.storage.migrations import migration_files
+from tidegate.storage.postgres.store import migration_files
 
 _COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
 _BODY = re.compile(r"(\$\w*\$).*?\1", re.DOTALL)

@@ -7,23 +7,22 @@ from collections.abc import Iterable
 from golden_files import Golden
 from golden_shapes import example
 
-from tidegate.core.hosting import DoorSample
-from tidegate.telemetry.door_exposition import VERDICTS, DoorExposition, StandingNumbers
-from tidegate.telemetry.exposition import Exposition
-from tidegate.telemetry.numbers import NodeNumbers
+from tidegate.core.services import DoorSample
+from tidegate.telemetry.prometheus import VERDICTS, AgreementStats, DoorMetrics, NodeMetrics
 from tidegate.telemetry.schemas import KINDS
+from tidegate.telemetry.stats import NodeStats
 
 
 def test_metrics_of_a_node_are_as_they_were(golden: Golden) -> None:
-    text = b"".join(Exposition().pieces(example(NodeNumbers)))
+    text = b"".join(NodeMetrics().pieces(example(NodeStats)))
 
     golden("telemetry/metrics_of_a_node.txt", _without_help(text))
 
 
 def test_metrics_of_a_door_are_as_they_were(golden: Golden) -> None:
-    exposition = DoorExposition()
+    exposition = DoorMetrics()
     standing = {"agreement": "shop", "budget_left": 0.75, "burn_rate": 2.5}
-    verdicts = [StandingNumbers(verdict=verdict, **standing) for verdict in VERDICTS]
+    verdicts = [AgreementStats(verdict=verdict, **standing) for verdict in VERDICTS]
     exposition.take(example(DoorSample), verdicts[:1])
 
     golden("telemetry/metrics_of_a_door.txt", _without_help(exposition.text()))

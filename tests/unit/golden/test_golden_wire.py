@@ -9,10 +9,16 @@ from golden_files import Golden
 from golden_shapes import example, shape
 
 from tidegate.core.errors import TidegateError
-from tidegate.wire.connection import FRAME_BEFORE_LOGIN_BYTES, Connection, State
-from tidegate.wire.frames import HEADER
-from tidegate.wire.packet import Request
-from tidegate.wire.packets.registry import ANSWERS, PUSHES, REQUESTS
+from tidegate.protocol.connection import (
+    ANSWERS,
+    FRAME_BEFORE_LOGIN_BYTES,
+    HEADER,
+    PUSHES,
+    REQUESTS,
+    ProtocolConnection,
+    ProtocolState,
+)
+from tidegate.protocol.packet import Request
 
 EVERY: dict[int, Any] = dict(sorted({**REQUESTS, **ANSWERS, **PUSHES}.items()))
 
@@ -50,8 +56,8 @@ def _way(number: int) -> str:
 def _examples() -> Iterator[str]:
     for number, kind in EVERY.items():
         packet = example(kind)
-        sender = Connection(server=not issubclass(kind, Request))
-        sender.state = State.IDENTIFIED
+        sender = ProtocolConnection(server=not issubclass(kind, Request))
+        sender.state = ProtocolState.IDENTIFIED
         sent = b"".join(map(bytes, sender.send(packet, 0x01020304, [b"body"])))
         yield f"0x{number:02X} {kind.__name__}"
         text = sent.hex()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.core.scaling import ScalingPolicy
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.elastic.contest import Score
-from tidegate.lab.elastic.traces import _paired_bar
+from tidegate.core.topology import ScalingPolicy
+from tidegate_lab.bench.compare_report import Bar
+from tidegate_lab.papers.elastic.contest import Score
+from tidegate_lab.papers.elastic.traces import _paired_bar
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.lab.checker import Outstanding, Verdict, check
-from tidegate.lab.history import (
-    Event,
+from tidegate.demo.history import (
+    CheckResult,
+    HistoryEvent,
     HistoryFollower,
     HistoryWriter,
+    Outstanding,
+    check,
     merged,
     payload_hash,
     read_history,
@@ -40,16 +42,16 @@ def comes_again(seq: int) -> bool:
     return is_given_back(seq) or is_held_by_the_killed(seq) or is_acked_unknown(seq)
 
 
-def event(t: float, process: str, op: str, phase: str, seq: int, **more: object) -> Event:
+def event(t: float, process: str, op: str, phase: str, seq: int, **more: object) -> HistoryEvent:
     fields = {
         "queue": QUEUE,
         "producer": "p1",
         "payload_hash": payload_hash(f"{seq}".encode()) if op != "ack" else "",
     }
-    return Event(t=t, process=process, op=op, phase=phase, seq=seq, **(fields | more))  # type: ignore[arg-type]
+    return HistoryEvent(t=t, process=process, op=op, phase=phase, seq=seq, **(fields | more))  # type: ignore[arg-type]
 
 
-def good_history() -> list[Event]:
+def good_history() -> list[HistoryEvent]:
     """Puts, each confirmed; deliveries in order; acks, most of them confirmed.
 
     Every 20th is given back, every 13th held by somebody who is killed; every 11th is
@@ -81,21 +83,21 @@ def good_history() -> list[Event]:
 AGAIN = sum(map(comes_again, SEQS))
 
 
-def judged(events: list[Event], **more: object) -> Verdict:
+def judged(events: list[HistoryEvent], **more: object) -> CheckResult:
     options = {"stored": frozenset(), "sole_consumer": [QUEUE]} | more
     return check(sorted(events, key=lambda e: e.t), **options)  # type: ignore[arg-type]
 
 
-def find(events: list[Event], op: str, phase: str, seq: int) -> Event:
+def find(events: list[HistoryEvent], op: str, phase: str, seq: int) -> HistoryEvent:
     return next(e for e in events if (e.op, e.phase, e.seq) == (op, phase, seq))
 
 
-def without_redelivery(events: list[Event], seq: int) -> list[Event]:
+def without_redelivery(events: list[HistoryEvent], seq: int) -> list[HistoryEvent]:
     """The second delivery and what came of it have never been."""
     return [e for e in events if e.process != "c2" or e.seq != seq]
 
 
-def without_deliveries(events: list[Event], seq: int) -> list[Event]:
+def without_deliveries(events: list[HistoryEvent], seq: int) -> list[HistoryEvent]:
     return [e for e in events if e.op == "put" or e.seq != seq]
 
 
@@ -283,7 +285,7 @@ def test_a_delivery_after_a_confirmed_ack_is_named() -> None:
     ],
 )
 def test_a_delivery_of_something_nobody_put_is_unexpected(
-    damage: Callable[[Event], None],
+    damage: Callable[[HistoryEvent], None],
 ) -> None:
     events = good_history()
     damage(find(events, "deliver", "ok", 7))
@@ -307,23 +309,23 @@ def test_one_put_under_two_ids_was_stored_twice() -> None:
     assert judged(events).stored_twice == 1
 
 
-Mutation = Callable[[list[Event], int], bool]
+Mutation = Callable[[list[HistoryEvent], int], bool]
 
 
-def drop(events: list[Event], at: int) -> bool:
+def drop(events: list[HistoryEvent], at: int) -> bool:
     seq = events[at].seq
     events[:] = without_deliveries(events, seq)
     return True
 
 
-def duplicate(events: list[Event], at: int) -> bool:
+def duplicate(events: list[HistoryEvent], at: int) -> bool:
     seq = events[at].seq
     source = find(events, "deliver", "ok", seq)
     events.append(event(1e6, "c9", "deliver", "ok", seq, message_id=source.message_id))
     return True
 
 
-def reorder(events: list[Event], at: int) -> bool:
+def reorder(events: list[HistoryEvent], at: int) -> bool:
     seq = min(events[at].seq, COUNT - 1)
     one, two = find(events, "put", "invoke", seq), find(events, "put", "invoke", seq + 1)
     two.t = one.t + 0.1
@@ -332,7 +334,7 @@ def reorder(events: list[Event], at: int) -> bool:
     return True
 
 
-def vanish(events: list[Event], at: int) -> bool:
+def vanish(events: list[HistoryEvent], at: int) -> bool:
     """What was held, given back or acknowledged in vain by its second consumer goes with it."""
     again = [e.seq for e in events if e.process == "c2" and e.op == "deliver"]
     seq = again[at % len(again)]
@@ -340,7 +342,7 @@ def vanish(events: list[Event], at: int) -> bool:
     return True
 
 
-def unflag(events: list[Event], at: int) -> bool:
+def unflag(events: list[HistoryEvent], at: int) -> bool:
     flagged = [e for e in events if e.redelivered]
     flagged[at % len(flagged)].redelivered = False
     return True
@@ -400,7 +402,7 @@ def test_half_a_line_is_not_an_event_yet(tmp_path: Path) -> None:
 
 
 def test_a_group_keeps_its_order_in_a_logical_queue_whoever_consumes() -> None:
-    def two(group: str) -> list[Event]:
+    def two(group: str) -> list[HistoryEvent]:
         puts = [
             event(t, "p1", "put", phase, t // 2) for t, phase in enumerate(["invoke", "ok"] * 2)
         ]

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.lab.bench.compare import CompareOptions
-from tidegate.lab.bench.compare_report import build_report
-from tidegate.lab.bench.measurement import (
-    Latency,
-)
-from tidegate.lab.bench.payload import PayloadChecker, PayloadWrong, make_payload
-from tidegate.lab.peers.amqp import ConfirmReader
-from tidegate.lab.peers.server import temporary_folder
+from tidegate_lab.bench.compare import CompareOptions
+from tidegate_lab.bench.compare_report import build_report
+from tidegate_lab.loadgen.processes import PayloadChecker, PayloadWrong, make_payload
+from tidegate_lab.loadgen.worker import Latency
+from tidegate_lab.peers.amqp import ConfirmReader
+from tidegate_lab.peers.servers import temporary_folder
 
 
 def test_a_temporary_folder_goes_even_when_its_block_fails() -> None:

@@ -7,17 +7,16 @@ from statistics import fmean
 import pytest
 
 from tidegate.core.prefetch import ConsumerSample
-from tidegate.lab.prefetch.blurred import Blur, BlurredSensor
-from tidegate.lab.prefetch.consumer_process import Note
-from tidegate.lab.prefetch.track import Track, back_after_s
+from tidegate_lab.papers.prefetch.consumer_process import MeasurementNoise, MeterNote, NoisySensor
+from tidegate_lab.papers.prefetch.plan import MeterTrack, back_after_s
 
 
-def _track(rates: list[float], every_s: float = 0.1) -> Track:
-    delivered, notes = 0.0, [Note(0.0, 0, 0, 0, 5)]
+def _track(rates: list[float], every_s: float = 0.1) -> MeterTrack:
+    delivered, notes = 0.0, [MeterNote(0.0, 0, 0, 0, 5)]
     for number, rate in enumerate(rates, start=1):
         delivered += rate * every_s
-        notes.append(Note(number * every_s, round(delivered), round(delivered), 2, 5))
-    return Track(notes)
+        notes.append(MeterNote(number * every_s, round(delivered), round(delivered), 2, 5))
+    return MeterTrack(notes)
 
 
 def test_notes_are_cut_into_whole_samples() -> None:
@@ -42,16 +41,16 @@ def test_a_blurred_sensor_loses_delays_and_blurs() -> None:
     def sample(at: float) -> ConsumerSample:
         return ConsumerSample(at=at, interval_s=1.0, arrived_per_s=100.0 * at, prefetch=5.0)
 
-    late = BlurredSensor(Blur(late_samples=2))
+    late = NoisySensor(MeasurementNoise(late_samples=2))
     seen = [late.seen(sample(float(at))) for at in range(1, 6)]
     assert [one.arrived_per_s for one in seen if one] == [100.0, 100.0, 100.0, 200.0, 300.0]
     assert [one.at for one in seen if one] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
-    lossy = BlurredSensor(Blur(lost=0.2))
+    lossy = NoisySensor(MeasurementNoise(lost=0.2))
     lost = sum(lossy.seen(sample(1.0)) is None for _ in range(1000))
     assert 150 < lost < 250
 
-    noisy = BlurredSensor(Blur(noise=0.1))
+    noisy = NoisySensor(MeasurementNoise(noise=0.1))
     rates = [one.arrived_per_s for _ in range(1000) if (one := noisy.seen(sample(1.0)))]
     assert fmean(rates) == pytest.approx(100.0, abs=2.0)
     assert max(rates) > 115.0

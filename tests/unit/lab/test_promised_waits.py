@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tidegate.agreement.document import parse_agreement
-from tidegate.agreement.evaluation import Verdict
-from tidegate.lab.history import Event
-from tidegate.lab.promised_waits import judged_waits, waits
+from tidegate.agreements.document import parse_agreement
+from tidegate.agreements.evaluation import Verdict
+from tidegate.demo.history import HistoryEvent, judged_waits, waits
 
 AGREEMENT = parse_agreement(
     'name = "orders"\nqueue = "orders"\nwindow = "10s"\n[metrics.wait_p99]\nbreach = "5s"\n',
@@ -13,12 +12,12 @@ AGREEMENT = parse_agreement(
 )
 
 
-def put(seq: int, at: float) -> Event:
-    return Event(at, "p", "put", "ok", "orders", "p", seq)
+def put(seq: int, at: float) -> HistoryEvent:
+    return HistoryEvent(at, "p", "put", "ok", "orders", "p", seq)
 
 
-def delivered(seq: int, at: float, *, again: bool = False) -> Event:
-    return Event(at, "w", "deliver", "ok", "orders", "p", seq, redelivered=again)
+def delivered(seq: int, at: float, *, again: bool = False) -> HistoryEvent:
+    return HistoryEvent(at, "w", "deliver", "ok", "orders", "p", seq, redelivered=again)
 
 
 def test_a_wait_is_from_the_confirmation_to_the_first_delivery() -> None:
@@ -32,7 +31,7 @@ def test_a_wait_is_from_the_confirmation_to_the_first_delivery() -> None:
         put(2, 20.1),
         # Nobody has heard of its confirmation: nobody can say.
         delivered(3, 21.0),
-        Event(22.0, "p", "put", "ok", "others", "p", 9),
+        HistoryEvent(22.0, "p", "put", "ok", "others", "p", 9),
     ]
     assert waits(history, "orders") == [(12.5, 2.5), (20.0, 0.0)]
 

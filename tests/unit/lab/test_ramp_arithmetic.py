@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.core.scaling import ScalingPolicy
-from tidegate.lab.elastic.ramp_process import Ramp
-from tidegate.lab.elastic.real import (
+from tidegate.core.topology import ScalingPolicy
+from tidegate_lab.papers.elastic.ramp_process import Ramp
+from tidegate_lab.papers.elastic.run import (
     SETUPS,
-    Moment,
     RealPlan,
     RealRun,
+    RealSample,
     bars_of,
     judged,
     real_section,
     section_of,
 )
-from tidegate.lab.report.experiments import ExperimentFailed
+from tidegate_lab.report import ExperimentFailed
 
 
 def test_a_ramp_says_how_many_messages_are_due() -> None:
@@ -29,8 +29,8 @@ def test_a_ramp_says_how_many_messages_are_due() -> None:
     assert [ramp.rate_per_s(at_s) for at_s in (2.0, 5.0, 7.0)] == [20.0, 50.0, 50.0]
 
 
-def seen(at_s: float, load: float, workers: int, machines: int) -> Moment:
-    return Moment(at_s, 0.0, load, 0, workers, machines, booting=0, ideal=1)
+def seen(at_s: float, load: float, workers: int, machines: int) -> RealSample:
+    return RealSample(at_s, 0.0, load, 0, workers, machines, booting=0, ideal=1)
 
 
 def test_late_is_what_a_machine_has_to_be_waited_for() -> None:
@@ -72,7 +72,7 @@ def test_a_setup_that_could_not_fail_is_refused(tmp_path: Path) -> None:
         real_section(plan, tmp_path, lambda line: None)
 
 
-def ran(name: str, policy: ScalingPolicy, *moments: Moment) -> RealRun:
+def ran(name: str, policy: ScalingPolicy, *moments: RealSample) -> RealRun:
     setup = next(one for one in SETUPS if one.name == name)
     return judged(setup, 4.0, list(moments), confirmed=1, boots=[], policy=policy)
 

@@ -9,30 +9,37 @@ import msgspec
 import pytest
 from whole_page import assert_whole
 
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.replicated.arrival import median_placement
-from tidegate.lab.replicated.crew import Row
-from tidegate.lab.replicated.crew_process import Ledger
-from tidegate.lab.replicated.distribution import (
+from tidegate.simulation import plant
+from tidegate_lab.bench.compare_report import Bar
+from tidegate_lab.papers.replicated.cluster import (
+    Scale,
+    average,
+    median_placement,
+    rates_of,
+    series_of,
+)
+from tidegate_lab.papers.replicated.crew import (
+    MessageLedger,
+    PayloadDamaged,
+    QueueTotalsRow,
+    identity_of,
+    make_payload,
+)
+from tidegate_lab.papers.replicated.distribution import (
     DEFAULT,
     ELECTED,
     EXCHANGED,
     Distribution,
     section_of,
 )
-from tidegate.lab.replicated.payload import PayloadWrong, identity_of, make_payload
-from tidegate.lab.replicated.rates import average, rates_of, series_of
-from tidegate.lab.replicated.run import ReplicatedOptions, run_replicated
-from tidegate.lab.replicated.scale import Scale
-from tidegate.lab.replicated.scenarios import MIGRATION, STILL
-from tidegate.lab.replicated.simulated import distributed
-from tidegate.lab.report.page import Page, write_page
-from tidegate.lab.report.section import Section
-from tidegate.simulation import plant
+from tidegate_lab.papers.replicated.run import ReplicatedOptions, run_replicated
+from tidegate_lab.papers.replicated.scenarios import MIGRATION, STILL
+from tidegate_lab.papers.replicated.simulated import distributed
+from tidegate_lab.report import ExperimentSection, Page, write_page
 
 
-def row(at_s: float, produced: int, consumed: int, clients: int = 3) -> Row:
-    return Row(at_s, produced, consumed, produced - consumed, 0, clients)
+def row(at_s: float, produced: int, consumed: int, clients: int = 3) -> QueueTotalsRow:
+    return QueueTotalsRow(at_s, produced, consumed, produced - consumed, 0, clients)
 
 
 def test_rates_leave_out_both_edges_and_the_time_with_fewer_clients() -> None:
@@ -74,7 +81,7 @@ def test_a_series_is_what_changed_between_two_looks() -> None:
 
 
 def test_a_ledger_counts_what_comes_twice_and_whether_it_said_so() -> None:
-    ledger = Ledger()
+    ledger = MessageLedger()
     for identity, flagged in ((1, False), (2, False), (2, True), (1, False)):
         ledger.note(identity, flagged=flagged)
 
@@ -89,7 +96,7 @@ def test_a_message_says_who_put_it_and_notices_damage() -> None:
 
     assert len(payload) == 1024
     assert identity_of(payload) == 7 << 32 | 9
-    with pytest.raises(PayloadWrong):
+    with pytest.raises(PayloadDamaged):
         identity_of(payload[:500] + b"?" + payload[501:])
 
 
@@ -112,8 +119,8 @@ def test_an_unknown_experiment_is_named_and_the_known_ones_listed() -> None:
 
 def test_a_page_says_first_what_it_missed(tmp_path: Path) -> None:
     sections = [
-        Section("a", "A", "s", "p", "o", bars=[Bar("speed", 0.5, 0.8, "×")]),
-        Section("b", "B", "s", "p", "o", bars=[Bar("length", 0.9, 0.8, "×")]),
+        ExperimentSection("a", "A", "s", "p", "o", bars=[Bar("speed", 0.5, 0.8, "×")]),
+        ExperimentSection("b", "B", "s", "p", "o", bars=[Bar("length", 0.9, 0.8, "×")]),
     ]
 
     page = write_page(

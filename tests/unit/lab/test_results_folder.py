@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.lab.report.experiments import ExperimentFailed, make_folder
+from tidegate_lab.report import ExperimentFailed, make_folder
 
 
 def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(

@@ -9,14 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.lab.bench.pipeline import (
-    PipelineBenchFailed,
-    PipelineOptions,
-    check_disk,
-    parse_rows,
-)
-from tidegate.lab.bench.synthetic_lake import SyntheticLake, SyntheticOptions
 from tidegate.telemetry.schemas import FILE_KEY, KINDS
+from tidegate_lab.bench.pipeline import PipelineBenchFailed, PipelineOptions, check_disk, parse_rows
+from tidegate_lab.bench.synthetic_lake import SyntheticLake, SyntheticOptions
 
 OPTIONS = SyntheticOptions(subjects=10, rows_per_file=1_000)
 KINDS_MADE = ("consumer_samples", "queue_samples", "lifecycles")

@@ -11,34 +11,47 @@ import pytest
 from typer.testing import CliRunner
 from whole_page import drawn
 
-from tidegate.adapters.door_settings import DoorSettings
-from tidegate.adapters.haproxy.configuration import configuration
 from tidegate.cli.app import app
-from tidegate.lab.peers.haproxy_server import plain_configuration
-from tidegate.lab.report.section import write_json
-from tidegate.lab.tapas.bookshop import ShopSetting
-from tidegate.lab.tapas.clients import NO_ANSWER, Requests, Visit
-from tidegate.lab.tapas.gateway_process import Note
-from tidegate.lab.tapas.hosted import Crew
-from tidegate.lab.tapas.keeping import (
-    Kept,
-    Outcome,
+from tidegate.doors import DoorSettings
+from tidegate.doors.haproxy.configuration import configuration
+from tidegate_lab.papers.tapas.clients import (
+    NO_ANSWER,
+    PopulationRecord,
+    RequestRecords,
+    breached_s,
+    needed,
+    oracle_seconds,
+    paid_seconds,
+    warned_s,
+    windows_of,
+)
+from tidegate_lab.papers.tapas.gateway_process import GatewaySample
+from tidegate_lab.papers.tapas.keeping import (
+    AgreementComparison,
+    AgreementRun,
+    agreement_run,
     keeping_bars,
-    kept_of,
     section_of,
 )
-from tidegate.lab.tapas.oracle import needed, oracle_seconds, paid_seconds
-from tidegate.lab.tapas.paired import Pairs, turns_of
-from tidegate.lab.tapas.pairs import mean_ratio, ratio_at_least, ratio_at_most
-from tidegate.lab.tapas.plan import (
+from tidegate_lab.papers.tapas.overhead import (
+    PairedRuns,
+    mean_ratio,
+    pair_order,
+    ratio_at_least,
+    ratio_at_most,
+)
+from tidegate_lab.papers.tapas.shops import (
     PAIR_CASES,
+    AgreementPlan,
     Case,
-    KeepingPlan,
+    InstanceCount,
     OverheadPlan,
     PairCase,
+    ShopSetting,
 )
-from tidegate.lab.tapas.promise import breached_s, warned_s, windows_of
-from tidegate.lab.tapas.unevenness import even_after_s, herding
+from tidegate_lab.papers.tapas.skew import even_after_s, herding
+from tidegate_lab.peers.http_servers import plain_configuration
+from tidegate_lab.report import write_json
 
 
 def test_equal_pairs_leave_no_doubt_and_scattered_ones_widen_the_bound() -> None:
@@ -52,13 +65,13 @@ def test_equal_pairs_leave_no_doubt_and_scattered_ones_widen_the_bound() -> None
     assert ratio_at_most([1.0]) == float("inf"), "one pair says nothing"
 
 
-def visit_of(*times_s: float, each_s: float = 0.1, status: int = 200) -> Visit:
+def visit_of(*times_s: float, each_s: float = 0.1, status: int = 200) -> PopulationRecord:
     """Requests that ended one after the other, and took so long."""
-    requests = Requests()
+    requests = RequestRecords()
     for number, took_s in enumerate(times_s):
         requests.add(100.0 + number * each_s, took_s, status)
     over_at = 100.0 + len(times_s) * each_s
-    return Visit(100.0, over_at, [(100.0, over_at)], requests)
+    return PopulationRecord(100.0, over_at, [(100.0, over_at)], requests)
 
 
 def test_a_window_is_warned_of_and_breached_by_its_95th_percentile() -> None:
@@ -69,14 +82,14 @@ def test_a_window_is_warned_of_and_breached_by_its_95th_percentile() -> None:
     assert (warned_s(windows), breached_s(windows)) == (10.0, 5.0)
 
 
-def visit_of_parts(*parts: tuple[int, float, int]) -> Visit:
+def visit_of_parts(*parts: tuple[int, float, int]) -> PopulationRecord:
     """Ten requests a second: so many, that took so long, with this status; one part follows one."""
-    requests = Requests()
+    requests = RequestRecords()
     for count, took_s, status in parts:
         for _ in range(count):
             requests.add(100.0 + len(requests) * 0.1, took_s, status)
     over_at = 100.0 + len(requests) * 0.1
-    return Visit(100.0, over_at, [(100.0, over_at)], requests)
+    return PopulationRecord(100.0, over_at, [(100.0, over_at)], requests)
 
 
 def test_failed_requests_have_taken_longer_than_any_promise() -> None:
@@ -94,12 +107,12 @@ def test_failed_requests_have_taken_longer_than_any_promise() -> None:
 
 
 def test_a_window_in_which_clients_got_nothing_is_breached_and_without_clients_is_none() -> None:
-    requests = Requests()
+    requests = RequestRecords()
     requests.add(101.0, 0.3, 200)
     # Nobody hears anything for 30 s; then they go, and others come.
     requests.add(131.0, 30.0, NO_ANSWER)
     requests.add(146.0, 0.3, 200)
-    visit = Visit(100.0, 150.0, [(100.0, 131.0), (145.5, 150.0)], requests)
+    visit = PopulationRecord(100.0, 150.0, [(100.0, 131.0), (145.5, 150.0)], requests)
     windows = windows_of(visit)
     # The last one of those that waited is in the window that began at 130 s.
     expected = [(5.0 * number, "breached") for number in range(7)] + [(45.0, "met")]
@@ -107,10 +120,10 @@ def test_a_window_in_which_clients_got_nothing_is_breached_and_without_clients_i
 
 
 def test_who_waits_at_the_end_of_a_window_for_longer_than_was_promised_counts_in_it() -> None:
-    requests = Requests()
+    requests = RequestRecords()
     for number in range(50):
         requests.add(100.1 + number * 0.09, 0.3, 200)
-    visit = Visit(100.0, 110.0, [(100.0, 110.0)], requests)
+    visit = PopulationRecord(100.0, 110.0, [(100.0, 110.0)], requests)
     assert windows_of(visit)[0].verdict == "met"
     for _ in range(3):
         # Since 103 s.
@@ -129,11 +142,19 @@ def test_failures_are_neither_responses_nor_throughput() -> None:
 def test_an_outage_is_drawn_told_of_and_written_down(tmp_path: Path) -> None:
     case = Case(1, 1, "figure 21")
     visit = visit_of_parts((100, 0.3, 200), (200, 0.001, 503))
-    kept = kept_of(KeepingPlan(cases=(case,), ramp_s=10.0), case, visit)
+    kept = agreement_run(AgreementPlan(cases=(case,), ramp_s=10.0), case, visit)
     assert kept.response_s == math.inf, "all that was answered came before all were there"
     assert (kept.throughput_per_s, kept.breached_s, kept.failed) == (0.0, 20.0, 200)
-    outcome = Outcome(case, kept, kept, 30.0, 30.0, [Crew(0.0, 1, 1), Crew(30.0, 1, 1)], [(0.0, 1)])
-    section = drawn(section_of(KeepingPlan(), [outcome], tmp_path, others=0.0), tmp_path)
+    outcome = AgreementComparison(
+        case,
+        kept,
+        kept,
+        30.0,
+        30.0,
+        [InstanceCount(0.0, 1, 1), InstanceCount(30.0, 1, 1)],
+        [(0.0, 1)],
+    )
+    section = drawn(section_of(AgreementPlan(), [outcome], tmp_path, others=0.0), tmp_path)
     write_json(section.as_json(), tmp_path / "agreement.json")
     json.loads((tmp_path / "agreement.json").read_text())
     assert "no answer" in str(section.tables)
@@ -147,18 +168,18 @@ def test_the_oracle_takes_as_few_as_answer_all_clients_before_the_breach() -> No
     assert needed(500, shop, 1.0, 1, 4) == 4
     # Ten clients for 10 s, then twenty for 5 s.
     present = [(0.0, 15.0)] * 10 + [(10.0, 15.0)] * 10
-    visit = Visit(0.0, 15.0, present, Requests())
+    visit = PopulationRecord(0.0, 15.0, present, RequestRecords())
     assert oracle_seconds(visit, shop, 1.0, 1, 4) == pytest.approx(20.0, abs=0.3)
 
 
 def test_what_is_paid_for_is_every_instance_from_look_to_look() -> None:
-    crews = [Crew(0.0, 1, 1), Crew(10.0, 3, 1), Crew(12.0, 2, 2)]
+    crews = [InstanceCount(0.0, 1, 1), InstanceCount(10.0, 3, 1), InstanceCount(12.0, 2, 2)]
     assert paid_seconds(crews, 5.0, 20.0) == pytest.approx(5 * 1 + 2 * 3 + 8 * 2)
 
 
-def outcome_of(case: Case, instance_s: float, oracle_s: float) -> Outcome:
-    kept = Kept(0.5, 20.0, [], 0.0, 0.0, 100, 0)
-    return Outcome(case, kept, kept, instance_s, oracle_s, [], [])
+def outcome_of(case: Case, instance_s: float, oracle_s: float) -> AgreementComparison:
+    kept = AgreementRun(0.5, 20.0, [], 0.0, 0.0, 100, 0)
+    return AgreementComparison(case, kept, kept, instance_s, oracle_s, [], [])
 
 
 def test_a_case_that_takes_too_many_instances_is_not_hidden_by_those_that_cannot() -> None:
@@ -182,19 +203,21 @@ def test_barred_pairs_cover_one_to_four_instances_and_each_door_goes_first_as_of
     barred = [case for case in PAIR_CASES if case.is_barred]
     assert {case.clients for case in barred} == {15, 50}
     for case in barred:
-        turns = list(itertools.islice(turns_of(case), pairs))
+        turns = list(itertools.islice(pair_order(case), pairs))
         assert {instances for instances, _ in turns} == {1, 2, 3, 4}
         assert sum(ours_first for _, ours_first in turns) == pairs / 2
         for count in (1, 2, 3, 4):
             firsts = [ours_first for instances, ours_first in turns if instances == count]
             assert abs(firsts.count(True) - firsts.count(False)) <= 1
-    alone = list(itertools.islice(turns_of(PairCase(15, (3,), 0.0)), 4))
+    alone = list(itertools.islice(pair_order(PairCase(15, (3,), 0.0)), 4))
     assert alone == [(3, False), (3, True), (3, False), (3, True)]
 
 
 def test_a_bound_is_of_all_numbers_of_instances_and_the_rows_of_each_are_shown() -> None:
     case = PairCase(15, (1, 2), 0.02)
-    pairs = Pairs(case, [1, 2, 1, 2], [1.0, 1.1, 1.0, 1.1], [1.0] * 4, 1, 2, [1e-5] * 4, [1e-5] * 4)
+    pairs = PairedRuns(
+        case, [1, 2, 1, 2], [1.0, 1.1, 1.0, 1.1], [1.0] * 4, 1, 2, [1e-5] * 4, [1e-5] * 4
+    )
     assert pairs.title == "15 clients, 1 to 2 instances, 20 ms each"
     assert pairs.before(2).response == [1.1, 1.1]
     assert pairs.before(2).title == "15 clients, 2 instances, 20 ms each"
@@ -220,14 +243,14 @@ def test_plain_haproxy_reuses_connections_as_ours_does() -> None:
     assert reuse_of(plain) == reuse_of(ours) == ["http-reuse always"]
 
 
-def notes_of(*in_hand: list[int], ejected: int = 0) -> list[Note]:
+def notes_of(*in_hand: list[int], ejected: int = 0) -> list[GatewaySample]:
     """Four a second; of the first so many the first instance is ejected."""
     sent = [0.0] * len(in_hand[0])
     found = []
     for number, outstanding in enumerate(in_hand):
         sent = [total + count for total, count in zip(sent, outstanding, strict=True)]
         out = [number < ejected] + [False] * (len(outstanding) - 1)
-        found.append(Note(number * 0.25, outstanding, sent, out))
+        found.append(GatewaySample(number * 0.25, outstanding, sent, out))
     return found
 
 

@@ -10,15 +10,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tidegate.lab.report.figures import Line, Panel, draw_panels
-from tidegate.lab.report.page import Page, write_page
-from tidegate.lab.report.section import Drawing, Section
-from tidegate.lab.telesto.confidence import estimate, student_t_975
-from tidegate.lab.telesto.mix import ONE_WAY, PAIR, POOL, roles_of
-from tidegate.lab.telesto.run import TelestoOptions
-from tidegate.lab.telesto.stability import drift_of
-from tidegate.lab.telesto.tally import PUT, READ_MISS, Sample, Tally, window_of
-from tidegate.report.chart import Table
+from tidegate.report.charts import ReportTable
+from tidegate.simulation.figures import Line, Panel, draw_panels
+from tidegate_lab.papers.telesto.mix import (
+    ONE_WAY,
+    PAIR,
+    POOL,
+    PUT,
+    READ_MISS,
+    ClientCounters,
+    TallySample,
+    roles_of,
+    window_of,
+)
+from tidegate_lab.papers.telesto.phases import drift_of, estimate, student_t_975
+from tidegate_lab.papers.telesto.run import TelestoOptions
+from tidegate_lab.report import Drawing, ExperimentSection, Page, write_page
 
 
 @pytest.mark.parametrize("clients", [9, 90, 270])
@@ -69,11 +76,11 @@ def test_one_repeat_says_nothing_about_its_own_interval() -> None:
 
 
 def test_a_window_is_what_happened_between_two_samples_of_every_process() -> None:
-    processes = [Tally(), Tally()]
+    processes = [ClientCounters(), ClientCounters()]
     processes[0].put(0.010)
     # As they travel from a process to its parent: a sample does not grow afterwards.
     before = msgspec.json.decode(
-        msgspec.json.encode([tally.sample() for tally in processes]), type=list[Sample]
+        msgspec.json.encode([tally.sample() for tally in processes]), type=list[TallySample]
     )
     for tally in processes:
         tally.put(0.002)
@@ -103,14 +110,14 @@ def test_an_unknown_experiment_is_named_and_the_known_ones_listed() -> None:
 
 def test_a_page_escapes_what_it_shows(tmp_path: Path) -> None:
     draw_panels([Panel("a", "x", "y", [Line("messages", [1, 2], [3, 4])])], tmp_path / "a.png")
-    section = Section(
+    section = ExperimentSection(
         name="a",
         title="<b>",
         source="&",
         paper="p",
         ours="o",
         drawings=[Drawing("a.png", "'\"")],
-        tables=[Table("c", ["x"], [["<script>"]])],
+        tables=[ReportTable("c", ["x"], [["<script>"]])],
     )
 
     page = write_page(Page("t", "Telesto", "i", [section], {}, "now"), tmp_path).read_text()

@@ -8,27 +8,31 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tidegate.lab.report.section import Section
-from tidegate.lab.telesto import sweeps
-from tidegate.lab.telesto.confidence import estimate
-from tidegate.lab.telesto.mix import MixOptions
-from tidegate.lab.telesto.phases import PhaseTable
-from tidegate.lab.telesto.sweeps import SweepValues
-from tidegate.lab.telesto.tally import TYPES
-from tidegate.lab.telesto.trial import Plan, Response, Setup, Trial
+from tidegate_lab.papers.telesto import sweeps
+from tidegate_lab.papers.telesto.mix import TYPES, MixOptions
+from tidegate_lab.papers.telesto.phases import (
+    PhaseTable,
+    ResponseTime,
+    TelestoPlan,
+    TelestoSetup,
+    TelestoTrial,
+    estimate,
+)
+from tidegate_lab.papers.telesto.sweeps import SweepValues
+from tidegate_lab.report import ExperimentSection
 
-PLAN = Plan(seconds=0.5, repeats_min=2, repeats_max=2, warm_up_s=0.3)
+PLAN = TelestoPlan(seconds=0.5, repeats_min=2, repeats_max=2, warm_up_s=0.3)
 
 
 @pytest.fixture
-def trial() -> Trial:
+def trial() -> TelestoTrial:
     """Of nine clients for a second."""
-    response = Response(
+    response = ResponseTime(
         count=100, mean_ms=2.0, deviation_ms=0.5, p50_ms=2.0, p99_ms=4.0, max_ms=6.0
     )
-    return Trial(
+    return TelestoTrial(
         label="nine",
-        setup=Setup("nine", MixOptions(clients=9)),
+        setup=TelestoSetup("nine", MixOptions(clients=9)),
         messages_per_s=estimate([1000.0, 1010.0]),
         packets_per_s=estimate([2000.0, 2020.0]),
         packets_per_message=2.0,
@@ -67,16 +71,16 @@ def trial() -> Trial:
     ],
 )
 def test_a_sweep_draws_and_says_what_its_trials_found(
-    make: Callable[..., Section],
+    make: Callable[..., ExperimentSection],
     trials: int,
-    trial: Trial,
+    trial: TelestoTrial,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Given trials that all found the same
-    found: list[Trial] = []
+    found: list[TelestoTrial] = []
 
-    def measured(setup: Setup, plan: Plan, progress: object) -> Trial:
+    def measured(setup: TelestoSetup, plan: TelestoPlan, progress: object) -> TelestoTrial:
         found.append(msgspec.structs.replace(trial, label=setup.label, setup=setup))
         return found[-1]
 

@@ -6,20 +6,26 @@ from collections.abc import Iterable
 
 import pytest
 
-from tidegate.laws.anomaly import Change, Judgement, Sensitivity, Track, step
+from tidegate.laws.forecasting import (
+    AnomalyChange,
+    AnomalyResult,
+    AnomalySettings,
+    SeriesHistory,
+    judge_window,
+)
 
-HOW = Sensitivity(absolute=1.0, windows=10, windows_min=4)
+HOW = AnomalySettings(absolute=1.0, windows=10, windows_min=4)
 
 
-def judged(values: Iterable[float], how: Sensitivity = HOW) -> list[Judgement]:
-    track, found = Track(), []
+def judged(values: Iterable[float], how: AnomalySettings = HOW) -> list[AnomalyResult]:
+    track, found = SeriesHistory(), []
     for number, value in enumerate(values):
-        found.append(step(track, 60.0 * number, value, how))
+        found.append(judge_window(track, 60.0 * number, value, how))
         track = found[-1].track
     return found
 
 
-def changes(values: Iterable[float]) -> list[tuple[int, Change]]:
+def changes(values: Iterable[float]) -> list[tuple[int, AnomalyChange]]:
     return [(number, one.change) for number, one in enumerate(judged(values)) if one.change]
 
 
@@ -32,12 +38,12 @@ def test_an_anomaly_begins_with_its_second_odd_window_and_ends_with_the_second_c
     found = judged([100.0] * 5 + [200.0, 210.0, 205.0] + [100.0, 101.0])
 
     began, ended = found[6], found[9]
-    assert began.change is Change.BEGAN
+    assert began.change is AnomalyChange.BEGAN
     # It began when it was first seen, and says what was expected.
     assert (began.since_s, began.expected, began.seen) == (300.0, 100.0, 205.0)
     # The floor of a tenth: (210 − 100) / (0.1 · 100).
     assert began.score == pytest.approx(11.0)
-    assert (ended.change, ended.since_s, ended.seen) == (Change.ENDED, 300.0, 100.5)
+    assert (ended.change, ended.since_s, ended.seen) == (AnomalyChange.ENDED, 300.0, 100.5)
     assert [one.change for one in found].count(None) == 8
 
 
@@ -49,15 +55,15 @@ def test_a_blip_is_none() -> None:
 
 def test_what_swings_around_the_edge_is_one_anomaly() -> None:
     # Scores 6 and 4, between leave and enter.
-    assert changes([100.0] * 5 + [160.0, 160.0] + [140.0, 160.0] * 3) == [(6, Change.BEGAN)]
+    assert changes([100.0] * 5 + [160.0, 160.0] + [140.0, 160.0] * 3) == [(6, AnomalyChange.BEGAN)]
 
 
 def test_nothing_is_learned_from_an_anomaly_until_it_is_what_is_normal() -> None:
     found = judged([100.0] * 5 + [300.0] * 12)
 
     assert [(n, one.change) for n, one in enumerate(found) if one.change] == [
-        (6, Change.BEGAN),
-        (14, Change.SETTLED),
+        (6, AnomalyChange.BEGAN),
+        (14, AnomalyChange.SETTLED),
     ]
     assert found[13].expected == 100.0
     assert found[15].expected == 300.0

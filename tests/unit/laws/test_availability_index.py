@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.laws.availability_index import ServerSample, availability_index
+from tidegate.laws.http.balancing import ServerSample, availability_index
 
 _NUMBER = st.none() | st.floats(0.0, 1e9)
 

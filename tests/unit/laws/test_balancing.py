@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.errors import InvalidValue
-from tidegate.laws.balancing import POLICIES, FirstAvailable, Policy, policy_of
+from tidegate.laws.http.balancing import POLICIES, FirstAvailable, Policy, balancing_policy
 
 DRAWS = 6000
 
@@ -50,13 +50,13 @@ def _shares(counts: Counter[str]) -> dict[str, float]:
 )
 def test_weights_are_respected(name: str) -> None:
     servers = [Standin("a", 1.0), Standin("b", 2.0), Standin("c", 3.0)]
-    shares = _shares(_draw(policy_of(name, Random(1)), servers))
+    shares = _shares(_draw(balancing_policy(name, Random(1)), servers))
     for one in servers:
         assert shares[one.name] == pytest.approx(one.weight / 6.0, abs=0.03)
 
 
 def test_round_robin_is_even_in_every_stretch_and_smooth_with_weights() -> None:
-    policy = policy_of("round-robin", Random(1))
+    policy = balancing_policy("round-robin", Random(1))
     servers = [Standin("a", 1.0), Standin("b", 2.0)]
     turns = [policy.choose(servers, "", "").name for _ in range(9)]
     assert Counter(turns) == {"a": 3, "b": 6}
@@ -82,7 +82,7 @@ def test_first_available_is_kept_as_long_as_it_is_there_and_no_longer() -> None:
 
 def test_a_family_shares_its_first_available() -> None:
     servers = [Standin(name) for name in "abcd"]
-    policy = policy_of("first-available-shared", Random(3))
+    policy = balancing_policy("first-available-shared", Random(3))
     for family in ("shop", "bank", "zoo"):
         assert len({policy.choose(servers, str(asker), family).name for asker in range(50)}) == 1
     homes = {policy.choose(servers, "x", f"family {n}").name for n in range(50)}
@@ -91,15 +91,15 @@ def test_a_family_shares_its_first_available() -> None:
 
 def test_workload_herds_and_the_drawn_one_follows_the_index() -> None:
     servers = [Standin("a", index=34.0), Standin("b", index=33.0), Standin("c", index=33.0)]
-    assert _draw(policy_of("workload", Random(1)), servers) == {"a": DRAWS}
+    assert _draw(balancing_policy("workload", Random(1)), servers) == {"a": DRAWS}
     servers = [Standin("a", index=50.0), Standin("b", index=30.0), Standin("c", index=20.0)]
-    shares = _shares(_draw(policy_of("workload-drawn", Random(1)), servers))
+    shares = _shares(_draw(balancing_policy("workload-drawn", Random(1)), servers))
     for one in servers:
         assert shares[one.name] == pytest.approx(one.index / 100.0, abs=0.03)
 
 
 def test_under_workload_one_that_returns_waits_until_its_weight_has_grown() -> None:
-    policy = policy_of("workload", Random(1))
+    policy = balancing_policy("workload", Random(1))
     returns, other = Standin("returns", index=60.0), Standin("other", index=40.0)
     chosen = []
     for returns.weight in (0.1, 0.5, 0.66, 0.67, 1.0):
@@ -109,14 +109,14 @@ def test_under_workload_one_that_returns_waits_until_its_weight_has_grown() -> N
 
 def test_the_drawn_one_starves_nobody() -> None:
     servers = [Standin("a", index=99.99), Standin("b", index=0.01)]
-    counts = _draw(policy_of("workload-drawn", Random(1)), servers)
+    counts = _draw(balancing_policy("workload-drawn", Random(1)), servers)
     assert counts["b"] >= DRAWS * 0.05 / 2 * 0.6
 
 
 def test_least_outstanding_and_better_of_two_even_out_what_is_slow() -> None:
     """One server never answers: it gets no more than any other has."""
     for name in ("least-outstanding", "better-of-two"):
-        policy = policy_of(name, Random(5))
+        policy = balancing_policy(name, Random(5))
         servers = [Standin("hangs"), Standin("b"), Standin("c")]
         counts: Counter[str] = Counter()
         for turn in range(3000):
@@ -129,7 +129,9 @@ def test_least_outstanding_and_better_of_two_even_out_what_is_slow() -> None:
 
 
 def test_least_outstanding_draws_among_equals() -> None:
-    shares = _shares(_draw(policy_of("least-outstanding", Random(1)), [Standin(n) for n in "abc"]))
+    shares = _shares(
+        _draw(balancing_policy("least-outstanding", Random(1)), [Standin(n) for n in "abc"])
+    )
     assert all(share == pytest.approx(1 / 3, abs=0.03) for share in shares.values())
 
 
@@ -150,7 +152,7 @@ def test_any_policy_chooses_one_of_those_it_was_given(
     name: str, servers: list[tuple[float, int, float]], seed: int
 ) -> None:
     candidates = [Standin(str(n), *given) for n, given in enumerate(servers)]
-    policy = policy_of(name, Random(seed))
+    policy = balancing_policy(name, Random(seed))
     for turn in range(20):
         # Now one and now another is missing, as when it is full or ejected.
         there = candidates[turn % len(candidates) :]
@@ -159,7 +161,7 @@ def test_any_policy_chooses_one_of_those_it_was_given(
 
 @given(weights=st.lists(st.floats(0.05, 10.0), min_size=1, max_size=6))
 def test_round_robin_keeps_everybody_within_one_turn_of_its_share(weights: list[float]) -> None:
-    policy = policy_of("round-robin", Random(1))
+    policy = balancing_policy("round-robin", Random(1))
     servers = [Standin(str(n), weight) for n, weight in enumerate(weights)]
     counts: Counter[str] = Counter()
     for turn in range(1, 200):
@@ -214,7 +216,7 @@ def test_who_is_drawn_by_weight_gets_something_however_busy_it_is(
     least = min(one.weight for one in servers) / sum(one.weight for one in servers)
     most = math.ceil(PATIENT / least) + 1
 
-    assert _draws_until_all(policy_of(name, Random(seed)), servers, most) < most
+    assert _draws_until_all(balancing_policy(name, Random(seed)), servers, most) < most
 
 
 @given(known=SERVERS, seed=SEEDS)
@@ -224,7 +226,7 @@ def test_workload_drawn_starves_nobody_whatever_the_indexes_are(
     servers = [Standin(str(n), *given) for n, given in enumerate(known)]
     most = math.ceil(PATIENT / min(_drawn_shares(servers).values())) + 1
 
-    assert _draws_until_all(policy_of("workload-drawn", Random(seed)), servers, most) < most
+    assert _draws_until_all(balancing_policy("workload-drawn", Random(seed)), servers, most) < most
 
 
 @given(known=SERVERS, seed=SEEDS)
@@ -232,7 +234,7 @@ def test_shares_of_workload_drawn_follow_index_and_weight(
     known: list[tuple[float, int, float]], seed: int
 ) -> None:
     servers = [Standin(str(n), *given) for n, given in enumerate(known)]
-    shares = _shares(_draw(policy_of("workload-drawn", Random(seed)), servers, 4000))
+    shares = _shares(_draw(balancing_policy("workload-drawn", Random(seed)), servers, 4000))
 
     for name, due in _drawn_shares(servers).items():
         # Five standard deviations, at least of a share of a thousandth.
@@ -254,7 +256,9 @@ def test_least_outstanding_comes_to_the_busiest_as_soon_as_the_others_have_more(
     # No luck is needed; one more, since a quotient may be rounded.
     most = _room_below(servers) + len(servers) + 1
 
-    assert _draws_until_all(policy_of("least-outstanding", Random(seed)), servers, most) < most
+    assert (
+        _draws_until_all(balancing_policy("least-outstanding", Random(seed)), servers, most) < most
+    )
 
 
 @given(known=SERVERS, seed=SEEDS)
@@ -266,9 +270,9 @@ def test_better_of_two_comes_to_the_busiest_too(
     # Whoever has less to do must be drawn for it to be filled.
     most = math.ceil((_room_below(servers) + PATIENT) / least) + 1
 
-    assert _draws_until_all(policy_of("better-of-two", Random(seed)), servers, most) < most
+    assert _draws_until_all(balancing_policy("better-of-two", Random(seed)), servers, most) < most
 
 
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
     with pytest.raises(InvalidValue, match="better-of-two"):
-        policy_of("best", Random())
+        balancing_policy("best", Random())

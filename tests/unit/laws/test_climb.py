@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tidegate.laws.climb import Climb
+from tidegate.laws.prefetch.knee import KneeTracker
 
 
-def _climbed(*seen: tuple[float, float]) -> Climb:
-    climb = Climb()
+def _climbed(*seen: tuple[float, float]) -> KneeTracker:
+    climb = KneeTracker()
     for prefetch, rate_per_s in seen:
         climb.see(prefetch, rate_per_s)
     return climb

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tidegate.core.steering import Exchange, ReplicaSample
-from tidegate.laws.exchange import exchanges
+from tidegate.core.decisions import Exchange, ReplicaSample
+from tidegate.laws.routing import exchanges
 
 
 def idle(number: int) -> ReplicaSample:

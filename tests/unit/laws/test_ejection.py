@@ -6,61 +6,61 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.laws.ejection import Ejection, EjectionSettings, Standing
+from tidegate.laws.http.balancing import EjectionSettings, OutlierEjection, ServerState
 
 SETTINGS = EjectionSettings(failures_to_eject=3, base_s=1.0, most_s=8.0, return_s=10.0)
 
 
 def test_a_few_failures_in_a_row_eject_and_a_success_between_them_saves() -> None:
-    one = Ejection(SETTINGS)
+    one = OutlierEjection(SETTINGS)
     for _ in range(5):
         one.failed(0.0, "broke off")
         one.failed(0.0, "broke off")
         one.succeeded()
-    assert one.standing is Standing.HEALTHY
+    assert one.standing is ServerState.HEALTHY
     for _ in range(3):
         one.failed(0.0, "broke off")
-    assert (one.standing, one.share(0.0), one.why) == (Standing.EJECTED, 0.0, "broke off")
+    assert (one.standing, one.share(0.0), one.why) == (ServerState.EJECTED, 0.0, "broke off")
 
 
 def test_where_nobody_listens_once_is_enough() -> None:
-    one = Ejection(SETTINGS)
+    one = OutlierEjection(SETTINGS)
     one.refused(0.0, "refused")
-    assert one.standing is Standing.EJECTED
+    assert one.standing is ServerState.EJECTED
 
 
 def test_what_may_be_the_load_ejects_nobody_when_too_many_are_out_already() -> None:
-    one = Ejection(SETTINGS)
+    one = OutlierEjection(SETTINGS)
     for _ in range(10):
         one.failed(0.0, "slow", may_eject=False)
         one.check_failed(0.0, "slow", may_eject=False)
-    assert one.standing is Standing.HEALTHY
+    assert one.standing is ServerState.HEALTHY
     # As soon as there is room for it outside, what it has shown counts.
     one.check_failed(0.0, "slow")
-    assert one.standing is Standing.EJECTED
+    assert one.standing is ServerState.EJECTED
 
 
 def test_it_returns_slowly() -> None:
-    one = Ejection(SETTINGS)
+    one = OutlierEjection(SETTINGS)
     one.refused(0.0, "refused")
     one.tick(0.9)
     assert one.share(0.9) == 0.0
     one.tick(1.0)
-    assert one.standing is Standing.RETURNING
+    assert one.standing is ServerState.RETURNING
     shares = [one.share(1.0 + elapsed) for elapsed in (0.0, 5.0, 10.0)]
     assert shares == pytest.approx([0.1, 0.55, 1.0])
     one.tick(11.0)
-    assert (one.standing, one.why) == (Standing.HEALTHY, "")
+    assert (one.standing, one.why) == (ServerState.HEALTHY, "")
 
 
 def test_who_fails_on_the_way_back_stays_out_twice_as_long() -> None:
-    one = Ejection(SETTINGS)
+    one = OutlierEjection(SETTINGS)
     now = 0.0
     waits = []
     one.refused(now, "refused")
     for _ in range(6):
         left = now
-        while one.standing is Standing.EJECTED:
+        while one.standing is ServerState.EJECTED:
             now += 0.25
             one.tick(now)
         waits.append(now - left)
@@ -69,18 +69,18 @@ def test_who_fails_on_the_way_back_stays_out_twice_as_long() -> None:
 
 
 def test_who_is_checked_returns_only_when_a_check_passes() -> None:
-    one = Ejection(SETTINGS, checked=True)
+    one = OutlierEjection(SETTINGS, checked=True)
     one.check_failed(0.0, "503")
-    assert one.standing is Standing.HEALTHY
+    assert one.standing is ServerState.HEALTHY
     one.check_failed(0.0, "503")
-    assert one.standing is Standing.EJECTED
+    assert one.standing is ServerState.EJECTED
     one.tick(100.0)
-    assert one.standing is Standing.EJECTED
+    assert one.standing is ServerState.EJECTED
     one.check_passed(101.0)
-    assert one.standing is Standing.RETURNING
+    assert one.standing is ServerState.RETURNING
     one.check_failed(102.0, "503")
     one.check_failed(102.0, "503")
-    assert one.standing is Standing.EJECTED
+    assert one.standing is ServerState.EJECTED
 
 
 _EVENTS = st.lists(
@@ -96,7 +96,7 @@ _EVENTS = st.lists(
 def test_whatever_happens_its_share_says_where_it_stands(
     events: list[tuple[str, float]], checked: bool
 ) -> None:
-    one = Ejection(SETTINGS, checked=checked)
+    one = OutlierEjection(SETTINGS, checked=checked)
     now = 0.0
     for event, elapsed_s in events:
         now += elapsed_s
@@ -114,9 +114,9 @@ def test_whatever_happens_its_share_says_where_it_stands(
             one.tick(now)
         share = one.share(now)
         assert 0.0 <= share <= 1.0
-        assert (share == 0.0) == (one.standing is Standing.EJECTED)
+        assert (share == 0.0) == (one.standing is ServerState.EJECTED)
     # Nobody is out for ever who is well again.
     for _ in range(3):
         now += SETTINGS.most_s + SETTINGS.return_s
         one.check_passed(now)
-    assert one.standing is Standing.HEALTHY
+    assert one.standing is ServerState.HEALTHY

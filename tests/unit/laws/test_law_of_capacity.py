@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thoroughness import examples
 
-from tidegate.laws.capacity import Capacity, Operation, capacity
-from tidegate.laws.provisioning import boot_time_s, sla_delta, warm_machines
-from tidegate.laws.scalability import scaled
+from tidegate.laws.capacity import Capacity, LoadPoint, capacity
+from tidegate.laws.estimation import boot_time_s, sla_delta
+from tidegate.laws.placement import warm_machines
+from tidegate.laws.scaling import throughput_at
 
 
 def measured(
@@ -25,7 +26,7 @@ def measured(
     for clients in counts:
         producers = max(clients // 3, 1)
         rate = throughput(clients) * (1.0 + noise * random.normal())
-        operations.append(Operation(producers, clients - producers, rate * 1.01, rate, 60.0))
+        operations.append(LoadPoint(producers, clients - producers, rate * 1.01, rate, 60.0))
     return capacity(operations)
 
 
@@ -41,7 +42,7 @@ def test_the_knee_of_a_curve_that_goes_flat_is_found(seed: int, knee: int) -> No
 
 def test_a_curve_that_falls_again_peaks_before_it_does() -> None:
     def law(n: int) -> float:
-        return float(scaled(float(n), 100.0, 0.05, 0.002))
+        return float(throughput_at(float(n), 100.0, 0.05, 0.002))
 
     found = measured(law, range(2, 41), noise=0.0)
 
@@ -69,9 +70,9 @@ def test_what_still_grows_has_no_capacity_yet() -> None:
 def test_too_little_data_is_a_reason_and_not_a_number() -> None:
     for operations, words in (
         ([], "no number of clients was"),
-        ([Operation(1, 2, 100.0, 100.0, 60.0)] * 9, "only one number of clients was"),
+        ([LoadPoint(1, 2, 100.0, 100.0, 60.0)] * 9, "only one number of clients was"),
         (
-            [Operation(1, n, 100.0, 100.0, 60.0) for n in (2, 3)],
+            [LoadPoint(1, n, 100.0, 100.0, 60.0) for n in (2, 3)],
             "only 2 different numbers of clients were",
         ),
     ):
@@ -80,13 +81,13 @@ def test_too_little_data_is_a_reason_and_not_a_number() -> None:
         assert found.clients == 0
         assert found.reason.startswith(f"{words} at work for")
         assert "a curve needs 4 different ones" in found.reason
-    assert not capacity([Operation(1, n, 0.0, 0.0, 60.0) for n in range(1, 20)]).accepted
+    assert not capacity([LoadPoint(1, n, 0.0, 0.0, 60.0) for n in range(1, 20)]).accepted
     # Seen for a moment, without consumers, or not a number: not seen.
     found = capacity(
         [
-            Operation(1, 1, 100.0, 100.0, 1.0),
-            Operation(5, 0, 100.0, 0.0, 60.0),
-            Operation(1, 2, math.nan, 100.0, 60.0),
+            LoadPoint(1, 1, 100.0, 100.0, 1.0),
+            LoadPoint(5, 0, 100.0, 0.0, 60.0),
+            LoadPoint(1, 2, math.nan, 100.0, 60.0),
         ]
     )
     assert found.operations == 0
@@ -97,10 +98,10 @@ def test_the_best_mix_of_the_paper_is_one_producer_for_two_consumers() -> None:
     # are no faster.
     found = capacity(
         [
-            Operation(1, 1, 1000.0, 500.0, 60.0),
-            Operation(1, 2, 950.0, 950.0, 60.0),
-            Operation(1, 3, 950.0, 948.0, 60.0),
-            Operation(1, 4, 940.0, 940.0, 60.0),
+            LoadPoint(1, 1, 1000.0, 500.0, 60.0),
+            LoadPoint(1, 2, 950.0, 950.0, 60.0),
+            LoadPoint(1, 3, 950.0, 948.0, 60.0),
+            LoadPoint(1, 4, 940.0, 940.0, 60.0),
         ]
     )
 
@@ -110,7 +111,7 @@ def test_the_best_mix_of_the_paper_is_one_producer_for_two_consumers() -> None:
 
 
 def test_without_a_stable_mix_nothing_is_recommended() -> None:
-    found = capacity([Operation(1, n, 1000.0, 500.0, 60.0) for n in range(1, 9)])
+    found = capacity([LoadPoint(1, n, 1000.0, 500.0, 60.0) for n in range(1, 9)])
 
     assert not found.accepted
     assert "stable" in found.reason

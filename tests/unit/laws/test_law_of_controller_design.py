@@ -11,18 +11,27 @@ from plant import PAPER_A, PAPER_B
 from steered_plant import SteeredPlant, settled_after
 from thoroughness import examples
 
-from tidegate.laws.actuation import Clamped
-from tidegate.laws.closed_loop import design
-from tidegate.laws.control_step import Saturation
-from tidegate.laws.controller_design import DesignRefused, Placed, Requirement, place
-from tidegate.laws.controllers import controller
-from tidegate.laws.least_squares import Model
-from tidegate.laws.pole_placement import Kind, steady_rate_per_s
-from tidegate.laws.prefetch_controller import Practice, PrefetchController
+from tidegate.laws.prefetch.controller import (
+    Clamp,
+    ControllerSettings,
+    PrefetchController,
+    Saturation,
+    make_controller,
+)
+from tidegate.laws.prefetch.design import (
+    ControllerType,
+    DesignRefused,
+    PlacedGains,
+    Requirement,
+    place_poles,
+    steady_rate_per_s,
+)
+from tidegate.laws.prefetch.fit import LinearModel
+from tidegate.tuning.result import design_controller
 
 # Many plants, each run for many steps.
 
-WITH_INTEGRAL = st.sampled_from([Kind.PI, Kind.PID])
+WITH_INTEGRAL = st.sampled_from([ControllerType.PI, ControllerType.PID])
 # Where a prefetch of 1000 is in the middle, no step of a tenth meets a limit.
 MIDDLE, WIDE = 1000.0, 1_000_000
 
@@ -35,24 +44,26 @@ usual_settling = st.integers(16, 60)
 any_overshoot = st.sampled_from([0.0, 0.02, 0.05, 0.2])
 
 
-def placed_or_skipped(a: float, b: float, kind: Kind, requirement: Requirement) -> Placed:
+def placed_or_skipped(
+    a: float, b: float, kind: ControllerType, requirement: Requirement
+) -> PlacedGains:
     try:
-        return place(Model(a, b, 0.0), kind, requirement)
+        return place_poles(LinearModel(a, b, 0.0), kind, requirement)
     except DesignRefused:
         assume(False)
         raise
 
 
 @settings(max_examples=examples(25), deadline=None)
-@example(5e-324, 2.0, Kind.P, 3, 0.0)
-@given(any_a, any_b, st.sampled_from(Kind), any_settling, any_overshoot)
+@example(5e-324, 2.0, ControllerType.P, 3, 0.0)
+@given(any_a, any_b, st.sampled_from(ControllerType), any_settling, any_overshoot)
 def test_whatever_is_placed_passes_the_vetting_by_its_poles(
-    a: float, b: float, kind: Kind, settling: int, overshoot: float
+    a: float, b: float, kind: ControllerType, settling: int, overshoot: float
 ) -> None:
     requirement = Requirement(settling, overshoot)
     placed_or_skipped(a, b, kind, requirement)
 
-    found = design(Model(a, b, 0.0), kind, requirement)
+    found = design_controller(LinearModel(a, b, 0.0), kind, requirement)
 
     assert max(found.late_radii) < 1.0
     assert found.predicted.settling_samples <= settling
@@ -64,17 +75,22 @@ def test_whatever_is_placed_passes_the_vetting_by_its_poles(
 def test_a_pi_controller_can_be_had_for_every_usual_plant(
     a: float, b: float, settling: int, overshoot: float
 ) -> None:
-    assert place(Model(a, b, 0.0), Kind.PI, Requirement(settling, overshoot)).gains.integral > 0.0
+    assert (
+        place_poles(
+            LinearModel(a, b, 0.0), ControllerType.PI, Requirement(settling, overshoot)
+        ).gains.integral
+        > 0.0
+    )
 
 
 @settings(max_examples=examples(50), deadline=None)
 @given(any_a, any_b, WITH_INTEGRAL, any_settling, any_overshoot, st.sampled_from([-0.1, 0.1]))
 def test_a_running_controller_settles_in_the_time_asked_for(
-    a: float, b: float, kind: Kind, settling: int, overshoot: float, change: float
+    a: float, b: float, kind: ControllerType, settling: int, overshoot: float, change: float
 ) -> None:
     placed = placed_or_skipped(a, b, kind, Requirement(settling, overshoot))
     plant = SteeredPlant(a, b, MIDDLE)
-    steering = Clamped(controller(placed.gains, MIDDLE), 1, WIDE)
+    steering = Clamp(make_controller(placed.gains, MIDDLE), 1, WIDE)
     rest, step = plant.rate, plant.rate * change
     plant.run(steering, rest, 3)
 
@@ -88,33 +104,34 @@ def test_a_running_controller_settles_in_the_time_asked_for(
 
 
 @settings(max_examples=examples(25), deadline=None)
-@given(any_a, any_b, st.sampled_from(Kind), any_settling, st.floats(0.0, 3.0))
+@given(any_a, any_b, st.sampled_from(ControllerType), any_settling, st.floats(0.0, 3.0))
 def test_p_rests_where_theory_says_and_the_others_on_target(
-    a: float, b: float, kind: Kind, settling: int, relative: float
+    a: float, b: float, kind: ControllerType, settling: int, relative: float
 ) -> None:
     placed = placed_or_skipped(a, b, kind, Requirement(settling))
     plant = SteeredPlant(a, b, MIDDLE)
     target = relative * plant.rate
-    steering = Clamped(controller(placed.gains, MIDDLE), 1, WIDE)
+    steering = Clamp(make_controller(placed.gains, MIDDLE), 1, WIDE)
 
     rates = plant.run(steering, target, 12 * settling)
 
     assume(plant.steps[-1].saturated is Saturation.NONE)
-    expected = steady_rate_per_s(Model(a, b, 0.0), placed.gains, target)
+    expected = steady_rate_per_s(LinearModel(a, b, 0.0), placed.gains, target)
     assert rates[-1] == pytest.approx(expected, rel=1e-3, abs=1e-3 * b)
 
 
 @settings(max_examples=examples(37), deadline=None)
 @given(
-    any_a, any_b, st.sampled_from(Kind), any_settling, st.integers(0, 2**32), st.integers(2, 60),
+    any_a, any_b, st.sampled_from(ControllerType), any_settling,
+    st.integers(0, 2**32), st.integers(2, 60),
     st.booleans(),
 )  # fmt: skip
 def test_the_limits_are_never_left_whatever_is_measured(
-    a: float, b: float, kind: Kind, settling: int, seed: int, high: int, whole: bool
+    a: float, b: float, kind: ControllerType, settling: int, seed: int, high: int, whole: bool
 ) -> None:
     placed = placed_or_skipped(a, b, kind, Requirement(settling))
     dice = random.Random(seed)
-    practice = Practice(high=high, fallback=500, patience_s=3.0, whole=whole)
+    practice = ControllerSettings(high=high, fallback=500, patience_s=3.0, whole=whole)
     steering = PrefetchController(placed.gains, dice.uniform(-10.0, 100.0), practice)
     worth = b / (1.0 - a)
     plant = SteeredPlant(
@@ -138,12 +155,12 @@ def test_the_limits_are_never_left_whatever_is_measured(
 @settings(max_examples=examples(20), deadline=None)
 @given(usual_a, any_b, WITH_INTEGRAL, usual_settling, st.integers(60, 300))
 def test_a_limit_is_left_within_the_settling_time_when_the_target_comes_into_reach(
-    a: float, b: float, kind: Kind, settling: int, saturated_samples: int
+    a: float, b: float, kind: ControllerType, settling: int, saturated_samples: int
 ) -> None:
     placed = placed_or_skipped(a, b, kind, Requirement(settling))
     worth = b / (1.0 - a)
     plant = SteeredPlant(a, b, 50.0)
-    steering = Clamped(controller(placed.gains, 50.0), 1, 100)
+    steering = Clamp(make_controller(placed.gains, 50.0), 1, 100)
     plant.run(steering, worth * 300.0, saturated_samples)
     assert plant.steps[-1].saturated is Saturation.HIGH
 
@@ -156,12 +173,12 @@ def test_a_limit_is_left_within_the_settling_time_when_the_target_comes_into_rea
 @settings(max_examples=examples(20), deadline=None)
 @given(usual_a, any_b, WITH_INTEGRAL, usual_settling, st.integers(60, 300))
 def test_nothing_winds_up_while_a_disturbance_keeps_the_target_out_of_reach(
-    a: float, b: float, kind: Kind, settling: int, saturated_samples: int
+    a: float, b: float, kind: ControllerType, settling: int, saturated_samples: int
 ) -> None:
     placed = placed_or_skipped(a, b, kind, Requirement(settling))
     worth = b / (1.0 - a)
     plant = SteeredPlant(a, b, 60.0)
-    steering = Clamped(controller(placed.gains, 60.0), 1, 100)
+    steering = Clamp(make_controller(placed.gains, 60.0), 1, 100)
     target = worth * 60.0
     # As if 80 of the prefetch went nowhere: 140 would be needed, and there are 100.
     plant.offset_per_s = -80.0 * b
@@ -178,15 +195,15 @@ def test_nothing_winds_up_while_a_disturbance_keeps_the_target_out_of_reach(
 
 
 @settings(max_examples=examples(37), deadline=None)
-@given(any_a, any_b, st.sampled_from(Kind), any_settling, st.sampled_from([1, 2]))
+@given(any_a, any_b, st.sampled_from(ControllerType), any_settling, st.sampled_from([1, 2]))
 def test_measurements_that_come_late_leave_it_stable(
-    a: float, b: float, kind: Kind, settling: int, late: int
+    a: float, b: float, kind: ControllerType, settling: int, late: int
 ) -> None:
     placed = placed_or_skipped(a, b, kind, Requirement(settling, late_samples=2))
     plant = SteeredPlant(a, b, MIDDLE, late_samples=late)
-    steering = controller(placed.gains, MIDDLE)
+    steering = make_controller(placed.gains, MIDDLE)
     target = plant.rate * 1.1
-    goal = steady_rate_per_s(Model(a, b, 0.0), placed.gains, target)
+    goal = steady_rate_per_s(LinearModel(a, b, 0.0), placed.gains, target)
 
     # Slowed down 25 times at most (LATE_SLOWDOWN).
     rates = plant.run(steering, target, 60 * settling)
@@ -199,10 +216,10 @@ def test_measurements_that_come_late_leave_it_stable(
 def test_one_lost_measurement_in_five_delays_and_does_not_derail(
     a: float, b: float, settling: int, seed: int
 ) -> None:
-    placed = place(Model(a, b, 0.0), Kind.PI, Requirement(settling))
+    placed = place_poles(LinearModel(a, b, 0.0), ControllerType.PI, Requirement(settling))
     dice = random.Random(seed)
     plant = SteeredPlant(a, b, MIDDLE, is_lost=lambda _: dice.random() < 0.2)
-    steering = Clamped(controller(placed.gains, MIDDLE), 1, WIDE)
+    steering = Clamp(make_controller(placed.gains, MIDDLE), 1, WIDE)
     rest = plant.rate
     plant.run(steering, rest, 3)
 
@@ -216,11 +233,11 @@ def test_one_lost_measurement_in_five_delays_and_does_not_derail(
 def test_noise_is_not_amplified_and_does_not_shift_the_mean(
     a: float, b: float, settling: int, seed: int
 ) -> None:
-    placed = place(Model(a, b, 0.0), Kind.PI, Requirement(settling))
+    placed = place_poles(LinearModel(a, b, 0.0), ControllerType.PI, Requirement(settling))
     dice = random.Random(seed)
     sigma = 0.05 * b / (1.0 - a) * MIDDLE
     plant = SteeredPlant(a, b, MIDDLE, noise=lambda _: dice.gauss(0.0, sigma))
-    steering = Clamped(controller(placed.gains, MIDDLE), 1, WIDE)
+    steering = Clamp(make_controller(placed.gains, MIDDLE), 1, WIDE)
     target = plant.rate
 
     rates = plant.run(steering, target, 2000)[200:]
@@ -233,9 +250,9 @@ def test_noise_is_not_amplified_and_does_not_shift_the_mean(
 
 def test_a_disturbance_has_gone_within_the_time_asked_for() -> None:
     # The paper's plant at 400 msg/s, suddenly with 100 msg/s less of its own.
-    placed = place(Model(PAPER_A, PAPER_B, 0.0), Kind.PI, Requirement(30))
+    placed = place_poles(LinearModel(PAPER_A, PAPER_B, 0.0), ControllerType.PI, Requirement(30))
     plant = SteeredPlant(PAPER_A, PAPER_B, 5.0)
-    steering = Clamped(controller(placed.gains, 5.0), 1, 22)
+    steering = Clamp(make_controller(placed.gains, 5.0), 1, 22)
     plant.run(steering, 400.0, 60)
     assert plant.rate == pytest.approx(400.0, rel=0.01)
 
@@ -264,4 +281,4 @@ def test_what_cannot_be_asked_for_is_refused(requirement: dict[str, float], says
 @pytest.mark.parametrize(("a", "b"), [(1.0, 5.0), (0.5, 0.0), (0.5, -3.0), (float("nan"), 1.0)])
 def test_what_is_no_plant_is_refused(a: float, b: float) -> None:
     with pytest.raises(DesignRefused, match="no plant"):
-        place(Model(a, b, 0.0), Kind.PI, Requirement(20))
+        place_poles(LinearModel(a, b, 0.0), ControllerType.PI, Requirement(20))

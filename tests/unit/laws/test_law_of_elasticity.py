@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from tidegate.laws.elasticity import Elasticity, LoadLaw
-from tidegate.laws.wish import Situation
+from tidegate.laws.scaling import QueueSituation
+from tidegate.laws.scaling.load import LoadLaw, LoadLawSettings
 
 
 def at(
     time: float, serving: int, waiting: int, arrived: float = 100.0, **rest: object
-) -> Situation:
+) -> QueueSituation:
     figures = {"arrived_per_s": arrived, "consumed_per_s": arrived, **rest}
-    return Situation(time, serving, waiting=waiting, **figures)  # type: ignore[arg-type]
+    return QueueSituation(time, serving, waiting=waiting, **figures)  # type: ignore[arg-type]
 
 
 def test_the_thresholds_by_hand() -> None:
@@ -61,7 +61,7 @@ def test_an_old_backlog_says_nothing_about_how_many_are_too_few() -> None:
 
 
 def test_what_was_remembered_is_tried_again_later_and_later() -> None:
-    law = LoadLaw(Elasticity(remembered_s=100.0))
+    law = LoadLaw(LoadLawSettings(remembered_s=100.0))
     law.step(at(0, 1, 101, draining=1))
     assert law.step(at(99, 2, 0)).replicas == 2
     assert law.step(at(101, 2, 0)).replicas == 1
@@ -71,9 +71,9 @@ def test_what_was_remembered_is_tried_again_later_and_later() -> None:
 
 
 def test_a_large_backlog_takes_the_whole_step() -> None:
-    assert LoadLaw(Elasticity(step_max=3)).step(at(1, 2, 5000)).replicas == 5
+    assert LoadLaw(LoadLawSettings(step_max=3)).step(at(1, 2, 5000)).replicas == 5
     # 2 · 250 need three replicas of 200 each.
-    assert LoadLaw(Elasticity(step_max=3)).step(at(1, 2, 500)).replicas == 3
+    assert LoadLaw(LoadLawSettings(step_max=3)).step(at(1, 2, 500)).replicas == 3
 
 
 def test_a_load_that_grows_is_met_before_it_is_too_high() -> None:
@@ -88,7 +88,7 @@ def test_a_load_that_grows_is_met_before_it_is_too_high() -> None:
 
 
 def test_the_papers_own_rule_waits_until_the_load_is_above() -> None:
-    law = LoadLaw(Elasticity(looks_ahead=False))
+    law = LoadLaw(LoadLawSettings(looks_ahead=False))
     for time in range(6, 21):
         assert law.step(at(time, 2, 20 * time)).replicas == 2
     assert law.step(at(21, 2, 401)).replicas == 3
@@ -125,7 +125,7 @@ def test_what_was_foreseen_to_be_too_few_is_not_gone_back_to_at_the_same_rate() 
 
 
 def test_what_is_known_and_was_not_tried_is_not_remembered_for_longer() -> None:
-    law = LoadLaw(Elasticity(remembered_s=100.0))
+    law = LoadLaw(LoadLawSettings(remembered_s=100.0))
     # At the most replicas that there may be: it is said at each look, and is the same.
     for time in range(50):
         law.step(at(time, 1, 300, 130.0))

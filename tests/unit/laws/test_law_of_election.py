@@ -5,20 +5,20 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.replication import Role
-from tidegate.laws.election import (
-    Change,
-    Standing,
+from tidegate.core.topology import MemberRole
+from tidegate.laws.scaling.clients import (
+    ElectionChange,
+    ReplicaLoad,
+    capacity_change,
+    client_transfers,
     elect,
-    load,
+    election_load,
     on_join,
     on_leave,
-    provision,
     removable,
-    transfers,
 )
 
-P, C = Role.PRODUCER, Role.CONSUMER
+P, C = MemberRole.PRODUCER, MemberRole.CONSUMER
 
 # Joins and leaves one after the other into a queue with one replica of capacity 3, the inhibition
 # long over each time. What happens: (event, what the law says, clients per replica afterwards).
@@ -61,7 +61,7 @@ def test_joins_and_leaves_as_worked_out_by_hand() -> None:
     marked: set[int] = set()
     for event, said, after in STORY:
         standings = [
-            Standing(number, producers, consumers, marked=number in marked)
+            ReplicaLoad(number, producers, consumers, marked=number in marked)
             for number, (producers, consumers) in sorted(clients.items())
         ]
         if event[0] == "join":
@@ -77,7 +77,7 @@ def test_joins_and_leaves_as_worked_out_by_hand() -> None:
             number = event[2]
             clients[number] = _plus(clients[number], event[1], -1)
             standings = [
-                Standing(one, producers, consumers, marked=one in marked)
+                ReplicaLoad(one, producers, consumers, marked=one in marked)
                 for one, (producers, consumers) in sorted(clients.items())
             ]
             change = on_leave(number, standings)
@@ -89,12 +89,12 @@ def test_joins_and_leaves_as_worked_out_by_hand() -> None:
         assert clients == after, event
 
 
-def _plus(counts: tuple[int, int], role: Role, one: int) -> tuple[int, int]:
+def _plus(counts: tuple[int, int], role: MemberRole, one: int) -> tuple[int, int]:
     producers, consumers = counts
     return (producers + one, consumers) if role is P else (producers, consumers + one)
 
 
-def _said(change: Change, elected: int) -> str:
+def _said(change: ElectionChange, elected: int) -> str:
     words = []
     if change.create:
         words.append("create")
@@ -109,23 +109,23 @@ def _said(change: Change, elected: int) -> str:
 
 
 def test_while_inhibited_nothing_is_created_or_marked_but_clients_are_elected() -> None:
-    full = [Standing(1, 1, 2)]
-    assert on_join(C, full, inhibited=True) == Change(elected=1, rule="elected")
-    idle = [Standing(1, 1, 0), Standing(2)]
+    full = [ReplicaLoad(1, 1, 2)]
+    assert on_join(C, full, inhibited=True) == ElectionChange(elected=1, rule="elected")
+    idle = [ReplicaLoad(1, 1, 0), ReplicaLoad(2)]
     assert on_leave(1, idle, inhibited=True).mark is None
     assert on_leave(1, idle).mark == 2
 
 
 def test_a_marked_replica_with_messages_left_does_not_go() -> None:
-    held = [Standing(1, 1, 1), Standing(2, marked=True, messages=1)]
+    held = [ReplicaLoad(1, 1, 1), ReplicaLoad(2, marked=True, messages=1)]
     assert on_leave(2, held).remove is None
     assert on_leave(2, [held[0], held[1]._replace(messages=0)]).remove == 2
 
 
 def test_busy_machines_count_as_load_and_keep_replicas() -> None:
-    two = [Standing(1, 1, 0), Standing(2)]
-    assert load(two) == 1 / 6
-    assert load(two, 1.2) == 1.2
+    two = [ReplicaLoad(1, 1, 0), ReplicaLoad(2)]
+    assert election_load(two) == 1 / 6
+    assert election_load(two, 1.2) == 1.2
     assert on_join(P, two, resource_load=1.2).create
     # 0.5 of two machines is all of one.
     assert removable(two, 0.5) is None
@@ -133,14 +133,14 @@ def test_busy_machines_count_as_load_and_keep_replicas() -> None:
 
 
 def test_the_last_replica_never_goes() -> None:
-    assert removable([Standing(1)]) is None
-    assert removable([Standing(1), Standing(2, marked=True)]) is None
-    assert on_leave(1, [Standing(1, marked=True)]).remove is None
+    assert removable([ReplicaLoad(1)]) is None
+    assert removable([ReplicaLoad(1), ReplicaLoad(2, marked=True)]) is None
+    assert on_leave(1, [ReplicaLoad(1, marked=True)]).remove is None
 
 
 def test_a_larger_replica_gets_more_clients() -> None:
     # Fair shares 1/4 and 3/4: 2 of 8 and 6 of 8.
-    replicas = [Standing(1, capacity_clients=2.0), Standing(2, capacity_clients=6.0)]
+    replicas = [ReplicaLoad(1, capacity_clients=2.0), ReplicaLoad(2, capacity_clients=6.0)]
     for _ in range(8):
         number = elect(C, replicas)
         replicas = [
@@ -151,7 +151,7 @@ def test_a_larger_replica_gets_more_clients() -> None:
 
 standings = st.lists(
     st.builds(
-        Standing,
+        ReplicaLoad,
         number=st.integers(1, 30),
         producers=st.integers(0, 20),
         consumers=st.integers(0, 20),
@@ -165,7 +165,7 @@ standings = st.lists(
 )
 
 
-def _distance(role: Role, replicas: list[Standing], newcomer: int) -> float:
+def _distance(role: MemberRole, replicas: list[ReplicaLoad], newcomer: int) -> float:
     """How far from the best distribution, when the newcomer has come."""
     total = sum(one.of(role) for one in replicas) + 1
     capacity = sum(one.capacity_clients for one in replicas)
@@ -177,7 +177,7 @@ def _distance(role: Role, replicas: list[Standing], newcomer: int) -> float:
 
 @given(standings, st.sampled_from([P, C]))
 def test_no_other_choice_ends_closer_to_the_best_distribution(
-    replicas: list[Standing], role: Role
+    replicas: list[ReplicaLoad], role: MemberRole
 ) -> None:
     elected = elect(role, replicas)
     open_ = [one for one in replicas if not one.marked]
@@ -190,7 +190,7 @@ def test_no_other_choice_ends_closer_to_the_best_distribution(
 
 
 @given(standings)
-def test_what_is_removable_leaves_nobody_overloaded(replicas: list[Standing]) -> None:
+def test_what_is_removable_leaves_nobody_overloaded(replicas: list[ReplicaLoad]) -> None:
     number = removable(replicas)
     if number is not None:
         left = [one for one in replicas if not one.marked and one.number != number]
@@ -200,25 +200,25 @@ def test_what_is_removable_leaves_nobody_overloaded(replicas: list[Standing]) ->
 
 
 @given(standings)
-def test_looking_again_after_a_change_asks_for_no_change_back(replicas: list[Standing]) -> None:
-    change = provision(replicas)
+def test_looking_again_after_a_change_asks_for_no_change_back(replicas: list[ReplicaLoad]) -> None:
+    change = capacity_change(replicas)
     if change.mark is not None:
         after = [
             one._replace(marked=True) if one.number == change.mark else one for one in replicas
         ]
-        assert provision(after).unmark is None
-        assert not provision(after).create
+        assert capacity_change(after).unmark is None
+        assert not capacity_change(after).create
     if change.create:
-        grown = [*replicas, Standing(99, capacity_clients=3.0)]
-        assert provision(grown).mark != 99 or load(replicas) <= 1.0
+        grown = [*replicas, ReplicaLoad(99, capacity_clients=3.0)]
+        assert capacity_change(grown).mark != 99 or election_load(replicas) <= 1.0
 
 
 @given(standings, st.sampled_from([P, C]))
 def test_migration_ends_nearest_to_fair_and_then_rests(
-    replicas: list[Standing], role: Role
+    replicas: list[ReplicaLoad], role: MemberRole
 ) -> None:
     moved = replicas
-    for move in transfers(role, replicas):
+    for move in client_transfers(role, replicas):
         field = "producers" if role is P else "consumers"
         moved = [
             one._replace(**{field: one.of(role) - move.clients})
@@ -232,4 +232,4 @@ def test_migration_ends_nearest_to_fair_and_then_rests(
     assert all(one.of(role) >= 0 for one in moved)
     if any(not one.marked for one in replicas):
         assert all(one.of(role) == 0 for one in moved if one.marked)
-        assert transfers(role, moved) == []
+        assert client_transfers(role, moved) == []

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.replication import ReplicaState
-from tidegate.core.steering import Exchange, ReplicaSample
-from tidegate.laws.exchange import exchanges
+from tidegate.core.decisions import Exchange, ReplicaSample
+from tidegate.core.topology import ReplicaState
+from tidegate.laws.routing import exchanges
 
 DRAINING = ReplicaState.DRAINING
 

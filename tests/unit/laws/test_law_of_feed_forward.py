@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from tidegate.laws.feed_forward import FeedForward, FeedForwardLaw, RateFilter
-from tidegate.laws.wish import Situation
+from tidegate.laws.scaling import QueueSituation
+from tidegate.laws.scaling.feed_forward import FeedForwardLaw, FeedForwardSettings, RateFilter
 
 # Capacity 100 msg/s, all of it planned with and no reserve: a replica per 100 msg/s. What figures
 # below are worked out from stands here, so that tuned defaults may move.
-PLAIN = FeedForward(
+PLAIN = FeedForwardSettings(
     busy=1.0,
     spare=0.0,
     fill=False,
@@ -25,9 +25,9 @@ PLAIN = FeedForward(
 )
 
 
-def now(at: float, serving: int, arrived: float, **rest: object) -> Situation:
+def now(at: float, serving: int, arrived: float, **rest: object) -> QueueSituation:
     figures = {"capacity_per_s": 100.0, "consumed_per_s": arrived, **rest}
-    return Situation(at, serving, arrived_per_s=arrived, **figures)  # type: ignore[arg-type]
+    return QueueSituation(at, serving, arrived_per_s=arrived, **figures)  # type: ignore[arg-type]
 
 
 def test_on_a_ramp_level_and_trend_are_found() -> None:

@@ -8,10 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tidegate.laws.backtest import bands, length_min, origins
-from tidegate.laws.extrapolation import profile
-from tidegate.laws.forecasting import forecast, seasonal_naive
-from tidegate.laws.intervals import mean_interval, mean_interval_of
+from tidegate.laws.estimation import mean_interval, mean_interval_of
+from tidegate.laws.forecasting import (
+    error_bands,
+    forecast,
+    forecast_origins,
+    length_min,
+    seasonal_naive,
+    seasonal_profile,
+)
 
 DAY, HOUR = 288, 12  # steps of five minutes
 
@@ -122,7 +127,7 @@ def test_a_profile_never_sees_what_it_forecasts(at: int, seed: int) -> None:
     other = history.copy()
     other[:, at:] = np.random.default_rng(seed).uniform(0.0, 1e6, other[:, at:].shape)
 
-    one, two = profile(history, DAY, HOUR), profile(other, DAY, HOUR)
+    one, two = seasonal_profile(history, DAY, HOUR), seasonal_profile(other, DAY, HOUR)
 
     assert one is not None
     assert two is not None
@@ -133,7 +138,7 @@ def test_a_profile_never_sees_what_it_forecasts(at: int, seed: int) -> None:
 def test_windows_that_choose_end_before_those_that_judge_begin(
     first: int, length: int, steps: int
 ) -> None:
-    found = origins(first, length, steps)
+    found = forecast_origins(first, length, steps)
 
     if found is not None:
         assert max(found.choose) + steps <= min(found.judge)
@@ -144,7 +149,7 @@ def test_windows_that_choose_end_before_those_that_judge_begin(
 def test_bands_hold_what_they_promise() -> None:
     residuals = np.random.default_rng(3).normal(size=(30, 50, 24))
 
-    low, high = bands(residuals, 0.9)
+    low, high = error_bands(residuals, 0.9)
 
     fresh = np.random.default_rng(4).normal(size=(200, 50, 24))
     assert ((fresh >= low) & (fresh <= high)).mean() == pytest.approx(0.92, abs=0.03)

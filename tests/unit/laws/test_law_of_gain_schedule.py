@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.laws.gain_schedule import GainSchedule, Profile
-from tidegate.laws.least_squares import Model
-from tidegate.laws.pole_placement import Gains, Kind
+from tidegate.laws.prefetch.controller import GainSchedule, WorkloadProfile
+from tidegate.laws.prefetch.design import ControllerType, Gains
+from tidegate.laws.prefetch.fit import LinearModel
 
 
-def profile(name: str, message_bytes: float, b: float) -> Profile:
-    model = Model(0.2, b, 0.0)
-    return Profile(name, {"message_bytes": message_bytes}, model, Gains(Kind.PI, 0.0, 0.1 / b))
+def profile(name: str, message_bytes: float, b: float) -> WorkloadProfile:
+    model = LinearModel(0.2, b, 0.0)
+    return WorkloadProfile(
+        name, {"message_bytes": message_bytes}, model, Gains(ControllerType.PI, 0.0, 0.1 / b)
+    )
 
 
 SMALL, LARGE = profile("small", 256.0, 60.0), profile("large", 16_384.0, 20.0)

@@ -9,28 +9,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.laws.http_sizing import (
+from tidegate.laws.http.sizing import (
     INSTANCES_MAX,
-    NO_POINTS,
+    NO_TARGETS,
     TAIL_MAX,
     TAIL_MIN,
-    Load,
-    Points,
+    InstanceCapacity,
+    InstanceRate,
+    LoadTrend,
+    ResponseTargets,
     ScaleIn,
-    Tail,
+    ServiceLoad,
+    TailRatio,
     in_hand_max,
-    needed,
-    needed_with_room,
+    needed_instances,
+    needed_instances_with_reserve,
+    typical_capacity,
 )
-from tidegate.laws.instance_capacity import InstanceCapacity, InstanceRate, typical
-from tidegate.laws.load_trend import LoadTrend
 
 numbers = st.floats(0.0, 1e4)
 capacities = st.floats(0.1, 1e3)
 targets = st.floats(0.01, 60.0)
-points = st.builds(Points, target_s=targets, limit_s=targets)
+points = st.builds(ResponseTargets, target_s=targets, limit_s=targets)
 loads = st.builds(
-    Load,
+    ServiceLoad,
     in_hand=numbers,
     answered_per_s=numbers,
     in_hand_ahead=numbers,
@@ -40,9 +42,9 @@ loads = st.builds(
 
 @given(loads, capacities, points)
 def test_as_many_as_needed_hold_and_one_fewer_does_not(
-    load: Load, capacity: float, points: Points
+    load: ServiceLoad, capacity: float, points: ResponseTargets
 ) -> None:
-    count = needed(load, capacity, points)
+    count = needed_instances(load, capacity, points)
 
     def holds(instances: int, slack: float) -> bool:
         can = instances * capacity * slack
@@ -57,23 +59,29 @@ def test_as_many_as_needed_hold_and_one_fewer_does_not(
 
 @given(loads, capacities, points, st.floats(1.0, 10.0))
 def test_more_load_never_needs_fewer_and_more_capacity_never_more(
-    load: Load, capacity: float, points: Points, factor: float
+    load: ServiceLoad, capacity: float, points: ResponseTargets, factor: float
 ) -> None:
-    more = Load(
+    more = ServiceLoad(
         load.in_hand * factor,
         load.answered_per_s * factor,
         load.in_hand_ahead * factor,
         load.is_open,
     )
-    later = Points(points.target_s * factor, points.limit_s * factor)
-    assert needed(more, capacity, points) >= needed(load, capacity, points)
-    assert needed(load, capacity * factor, points) <= needed(load, capacity, points)
-    assert needed(load, capacity, later) <= needed(load, capacity, points)
+    later = ResponseTargets(points.target_s * factor, points.limit_s * factor)
+    assert needed_instances(more, capacity, points) >= needed_instances(load, capacity, points)
+    assert needed_instances(load, capacity * factor, points) <= needed_instances(
+        load, capacity, points
+    )
+    assert needed_instances(load, capacity, later) <= needed_instances(load, capacity, points)
 
 
 @given(loads, capacities, points)
-def test_what_holds_with_room_holds(load: Load, capacity: float, points: Points) -> None:
-    assert needed_with_room(load, capacity, points) >= needed(load, capacity, points)
+def test_what_holds_with_room_holds(
+    load: ServiceLoad, capacity: float, points: ResponseTargets
+) -> None:
+    assert needed_instances_with_reserve(load, capacity, points) >= needed_instances(
+        load, capacity, points
+    )
 
 
 @given(st.floats(0.1, 1e3), targets)
@@ -85,24 +93,24 @@ def test_what_is_admitted_is_answered_before_the_breach(capacity: float, breach_
 
 def test_clients_who_wait_for_answers_do_not_call_for_instances_forever() -> None:
     """Ten of them keep three instances busy, and one is enough for them."""
-    at = Points(target_s=0.64, limit_s=0.76)
-    assert needed(Load(10.0, 40.0, is_open=False), 16.0, at) == 1
-    assert needed(Load(10.0, 40.0, is_open=True), 16.0, at) == 3
+    at = ResponseTargets(target_s=0.64, limit_s=0.76)
+    assert needed_instances(ServiceLoad(10.0, 40.0, is_open=False), 16.0, at) == 1
+    assert needed_instances(ServiceLoad(10.0, 40.0, is_open=True), 16.0, at) == 3
     # Nothing is promised of responses: what comes is kept up with, and no more can be said.
-    assert needed(Load(10.0, 40.0, is_open=True), 16.0, NO_POINTS) == 3
+    assert needed_instances(ServiceLoad(10.0, 40.0, is_open=True), 16.0, NO_TARGETS) == 3
 
 
 def test_between_warning_and_breach_there_is_time_to_reconfigure() -> None:
     """What is in hand now must not warn; what will be in hand must not breach."""
-    at = Points(target_s=0.64, limit_s=0.76)
-    assert needed(Load(10.0, 16.0, in_hand_ahead=12.0), 16.0, at) == 1
-    assert needed(Load(10.0, 16.0, in_hand_ahead=13.0), 16.0, at) == 2
-    assert needed(Load(11.0, 16.0, in_hand_ahead=11.0), 16.0, at) == 2
+    at = ResponseTargets(target_s=0.64, limit_s=0.76)
+    assert needed_instances(ServiceLoad(10.0, 16.0, in_hand_ahead=12.0), 16.0, at) == 1
+    assert needed_instances(ServiceLoad(10.0, 16.0, in_hand_ahead=13.0), 16.0, at) == 2
+    assert needed_instances(ServiceLoad(11.0, 16.0, in_hand_ahead=11.0), 16.0, at) == 2
 
 
 def test_without_a_capacity_nothing_is_said() -> None:
     with pytest.raises(ValueError, match="capacity"):
-        needed(Load(1.0, 1.0), 0.0, NO_POINTS)
+        needed_instances(ServiceLoad(1.0, 1.0), 0.0, NO_TARGETS)
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 5.0), st.integers(0, 9)), min_size=1, max_size=60))
@@ -135,7 +143,7 @@ def test_a_change_begins_the_cool_down_anew() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 100.0)), max_size=50))
 def test_a_tail_stays_within_its_bounds(seen: list[tuple[float, float]]) -> None:
-    tail = Tail()
+    tail = TailRatio()
     for percentile_s, mean_s in seen:
         tail.see(percentile_s, mean_s)
     assert TAIL_MIN <= tail.value <= TAIL_MAX
@@ -237,8 +245,8 @@ def test_what_waits_inside_is_seen_though_the_limit_is_far() -> None:
 
 
 def test_a_slow_one_says_nothing_about_the_next() -> None:
-    assert typical([16.0, 5.0, None, 17.0]) == 16.0
-    assert typical([None, None]) is None
+    assert typical_capacity([16.0, 5.0, None, 17.0]) == 16.0
+    assert typical_capacity([None, None]) is None
 
 
 def test_a_ramp_is_looked_ahead_of_and_a_step_is_not() -> None:

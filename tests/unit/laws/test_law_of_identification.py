@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plant import PAPER_A, PAPER_B, PAPER_KNEE, Array, Samples, plant, prefetches
 
-from tidegate.laws.identification import Identified, Sums, identify, solve
-from tidegate.laws.linear_range import Level, Shape, linear_range
+from tidegate.laws.estimation import IdentifiedModel, Level, Shape, identify, linear_range
+from tidegate.laws.prefetch.fit import RegressionSums, fit_model
 
 
-def identified(samples: Samples) -> Identified:
+def identified(samples: Samples) -> IdentifiedModel:
     fit, other = samples.held_out()
     return identify(fit.by_prefetch(), other.by_prefetch())
 
@@ -42,7 +42,7 @@ def test_the_plant_of_the_paper_is_found_below_its_knee_of_22(noise: float) -> N
     assert found.a == pytest.approx(PAPER_A, rel=0.02)
     assert found.b == pytest.approx(PAPER_B, rel=0.02)
     # A fit across the knee is what this saves us from.
-    assert solve(samples.sums()).b < 0.5 * PAPER_B
+    assert fit_model(samples.sums()).b < 0.5 * PAPER_B
 
 
 def test_a_staircase_over_all_prefetches_shows_the_knee() -> None:
@@ -105,7 +105,7 @@ def test_nothing_at_all_is_a_reason_and_not_an_error() -> None:
 
 
 def test_sums_that_are_not_numbers_are_a_reason_and_not_an_error() -> None:
-    bad = Sums(*(math.nan for _ in range(10)))
+    bad = RegressionSums(*(math.nan for _ in range(10)))
     good = plant(prefetches(1, 20, 4000)).by_prefetch()
 
     found = identify(good | {99.0: bad}, good)

@@ -6,13 +6,10 @@ import math
 
 import pytest
 
-from tidegate.laws.actuation import Clamped
-from tidegate.laws.control_step import Sample
-from tidegate.laws.controller_design import Requirement, place
-from tidegate.laws.controllers import controller
-from tidegate.laws.keep_up import KeepUp
-from tidegate.laws.least_squares import Model
-from tidegate.laws.pole_placement import Kind
+from tidegate.laws.prefetch.controller import Clamp, ControlSample, make_controller
+from tidegate.laws.prefetch.design import ControllerType, Requirement, place_poles
+from tidegate.laws.prefetch.fit import LinearModel
+from tidegate.laws.prefetch.loop import HandlerRateTarget
 
 # A round trip of 12 ms: 83 msg/s per unit of prefetch until the handler is busy.
 ROUND_TRIP_S = 0.012
@@ -21,16 +18,20 @@ ROUND_TRIP_S = 0.012
 def steered(start: float, capacity: float, samples: int) -> tuple[list[float], list[float]]:
     """Rates and held messages of a consumer whose handler can do so much."""
     a, b = 0.1, 0.9 / ROUND_TRIP_S
-    model = Model(a, b, 0.0)
-    goal = KeepUp(model, held=2.0)
-    steering = Clamped(controller(place(model, Kind.PI, Requirement(20)).gains, start), 1, 1000)
+    model = LinearModel(a, b, 0.0)
+    goal = HandlerRateTarget(model, held=2.0)
+    steering = Clamp(
+        make_controller(place_poles(model, ControllerType.PI, Requirement(20)).gains, start),
+        1,
+        1000,
+    )
     prefetch, rate = start, min(start / ROUND_TRIP_S, capacity)
     rates, held = [], []
     for k in range(samples):
         waiting = max(prefetch - capacity * ROUND_TRIP_S, 0.0)
         busy = min(rate / capacity, 1.0)
         target = goal.target_per_s(rate, busy, waiting)
-        prefetch = steering.step(Sample(float(k), rate, target)).output
+        prefetch = steering.step(ControlSample(float(k), rate, target)).output
         rate = min(a * rate + b * prefetch, capacity)
         rates.append(rate)
         held.append(waiting)
@@ -48,7 +49,7 @@ def test_the_handler_is_busy_and_two_messages_wait(start: float, capacity: float
 
 
 def test_what_the_handler_could_do_is_seen_while_it_is_half_idle() -> None:
-    goal = KeepUp(Model(0.26, 60.0, 0.0))
+    goal = HandlerRateTarget(LinearModel(0.26, 60.0, 0.0))
 
     # 300 a second in 40 % of the time; then held messages as wanted: the target is 750.
     assert goal.target_per_s(300.0, 0.4, held=1.0) == pytest.approx(750.0)
@@ -57,16 +58,16 @@ def test_what_the_handler_could_do_is_seen_while_it_is_half_idle() -> None:
 
 
 def test_what_may_wait_grows_with_what_is_on_its_way_unless_somebody_says_how_many() -> None:
-    goal = KeepUp(Model(0.0, 80.0, 0.0))
+    goal = HandlerRateTarget(LinearModel(0.0, 80.0, 0.0))
 
     assert [goal.held_wanted(in_flight) for in_flight in (0.0, 1.0, 10.0)] == [1.0, 1.0, 10.0]
     # Three of ten: seven more are worth 560.
     assert goal.target_per_s(800.0, 1.0, held=3.0, in_flight=10.0) == pytest.approx(1360.0)
-    assert KeepUp(Model(0.0, 80.0, 0.0), held=3.0).held_wanted(10.0) == 3.0
+    assert HandlerRateTarget(LinearModel(0.0, 80.0, 0.0), held=3.0).held_wanted(10.0) == 3.0
 
 
 def test_a_stock_grows_while_the_handler_runs_dry_and_shrinks_to_what_is_needed() -> None:
-    goal = KeepUp(Model(0.0, 80.0, 0.0))
+    goal = HandlerRateTarget(LinearModel(0.0, 80.0, 0.0))
 
     def after(samples: int, busy: float, held: float) -> float:
         for _ in range(samples):
@@ -81,7 +82,7 @@ def test_a_stock_grows_while_the_handler_runs_dry_and_shrinks_to_what_is_needed(
 
 
 def test_a_handler_that_runs_dry_seldom_and_long_has_as_much_as_one_that_does_often() -> None:
-    goal = KeepUp(Model(0.0, 80.0, 0.0))
+    goal = HandlerRateTarget(LinearModel(0.0, 80.0, 0.0))
 
     for _ in range(100):
         for busy in (0.925, *[1.0] * 9):
@@ -92,11 +93,13 @@ def test_a_handler_that_runs_dry_seldom_and_long_has_as_much_as_one_that_does_of
 
 
 def test_without_a_look_into_the_buffer_the_goal_lies_a_little_below() -> None:
-    assert KeepUp(Model(0.26, 60.0, 0.0)).target_per_s(300.0, 0.4) == pytest.approx(0.95 * 750.0)
+    assert HandlerRateTarget(LinearModel(0.26, 60.0, 0.0)).target_per_s(
+        300.0, 0.4
+    ) == pytest.approx(0.95 * 750.0)
 
 
 def test_an_idle_handler_says_nothing() -> None:
-    goal = KeepUp(Model(0.26, 60.0, 0.0))
+    goal = HandlerRateTarget(LinearModel(0.26, 60.0, 0.0))
 
     assert math.isnan(goal.target_per_s(0.0, 0.0, held=0.0))
     known = goal.target_per_s(300.0, 0.4, held=1.0)
@@ -104,7 +107,7 @@ def test_an_idle_handler_says_nothing() -> None:
 
 
 def test_a_handler_twice_as_slow_is_noticed_within_a_few_samples() -> None:
-    goal = KeepUp(Model(0.26, 60.0, 0.0), memory_samples=5.0)
+    goal = HandlerRateTarget(LinearModel(0.26, 60.0, 0.0), memory_samples=5.0)
     goal.target_per_s(800.0, 1.0, held=1.0)
 
     for _ in range(15):

@@ -8,14 +8,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from plant import Samples, plant, prefetches
 
-from tidegate.laws.least_squares import (
+from tidegate.laws.prefetch.fit import (
     FIELDS,
     NoExcitation,
-    Sums,
-    gains,
-    model,
+    RegressionSums,
+    fit_coefficients,
+    fit_model,
+    linear_model,
     r_squared,
-    solve,
     squared_error,
 )
 
@@ -37,8 +37,8 @@ def test_three_samples_by_hand() -> None:
     assert (sums.n, sums.y, sums.u, sums.y_next) == (3.0, 35.0, 6.0, 77.5)
     assert (sums.s1, sums.s2, sums.s3, sums.s4, sums.s5) == (725.0, 95.0, 14.0, 1312.5, 187.5)
     # The paper's formula on the raw sums: there is no offset here, so it is exact.
-    assert gains(sums) == pytest.approx((0.5, 10.0))
-    assert solve(sums).offset_per_s == pytest.approx(0.0, abs=1e-9)
+    assert fit_coefficients(sums) == pytest.approx((0.5, 10.0))
+    assert fit_model(sums).offset_per_s == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("base", [0.0, 1e3, 1e6])
@@ -46,7 +46,7 @@ def test_three_samples_by_hand() -> None:
 def test_sums_give_what_numpy_gives_also_around_a_million(base: float, noise: float) -> None:
     samples = plant(prefetches(1, 20, 5000), noise=noise, base=base)
 
-    found = solve(samples.sums())
+    found = fit_model(samples.sums())
 
     a, b, offset = by_numpy(samples)
     assert found.a == pytest.approx(a, rel=1e-6)
@@ -57,7 +57,7 @@ def test_sums_give_what_numpy_gives_also_around_a_million(base: float, noise: fl
 def test_error_and_r2_on_other_samples_need_only_their_sums() -> None:
     fit, other = plant(prefetches(1, 20, 4000), base=5e4).held_out()
 
-    found = solve(fit.sums())
+    found = fit_model(fit.sums())
 
     residual = other.y_next - found.a * other.y - found.b * other.u - found.offset_per_s
     assert squared_error(found, other.sums()) == pytest.approx(float(residual @ residual), rel=1e-6)
@@ -85,7 +85,7 @@ def test_without_noise_any_model_is_found_again(a: float, b: float, offset: floa
     y = np.random.default_rng(3).uniform(0.0, 5e3, 60)
     assume(abs(b) > 1e-3)
 
-    found = solve(Samples(y, u, a * y + b * u + offset).sums())
+    found = fit_model(Samples(y, u, a * y + b * u + offset).sums())
 
     assert found.a == pytest.approx(a, abs=1e-6)
     assert found.b == pytest.approx(b, rel=1e-6, abs=1e-4)
@@ -94,13 +94,15 @@ def test_without_noise_any_model_is_found_again(a: float, b: float, offset: floa
 
 def test_many_consumers_are_solved_at_once_as_arrays() -> None:
     many = [plant(prefetches(1, 20, 300, seed), seed=seed, a=seed / 20) for seed in range(1, 10)]
-    stacked = Sums(*(np.array([getattr(one.sums(), name) for one in many]) for name in FIELDS))
+    stacked = RegressionSums(
+        *(np.array([getattr(one.sums(), name) for one in many]) for name in FIELDS)
+    )
 
-    found = model(stacked)
+    found = linear_model(stacked)
 
     for place, one in enumerate(many):
-        assert found.a[place] == pytest.approx(solve(one.sums()).a)
-        assert found.b[place] == pytest.approx(solve(one.sums()).b)
+        assert found.a[place] == pytest.approx(fit_model(one.sums()).a)
+        assert found.b[place] == pytest.approx(fit_model(one.sums()).b)
 
 
 @pytest.mark.parametrize(
@@ -117,14 +119,14 @@ def test_many_consumers_are_solved_at_once_as_arrays() -> None:
 )
 def test_without_excitation_there_is_no_model(samples: Samples, reason: str) -> None:
     with pytest.raises(NoExcitation, match=reason):
-        solve(samples.sums())
+        fit_model(samples.sums())
 
 
 def test_small_changes_around_a_million_are_still_seen() -> None:
     # ±20 around 1 000 000 messages per second: squares of 1e12 for changes of 400.
     samples = plant(prefetches(1, 20, 5000), b=2.0, noise=5.0, base=1e6)
 
-    found = solve(samples.sums())
+    found = fit_model(samples.sums())
 
     a, b, _ = by_numpy(samples)
     assert found.a == pytest.approx(a, rel=1e-3)

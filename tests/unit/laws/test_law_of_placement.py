@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from tidegate.core.fleet import MachineState
-from tidegate.core.replication import ReplicaState
-from tidegate.core.scaling import Provisioning
-from tidegate.core.steering import MachineSample, ReplicaSample
-from tidegate.laws.placement import goes_first, host_for, place, place_apart
+from tidegate.core.decisions import MachineSample, ReplicaSample
+from tidegate.core.machines import MachineState
+from tidegate.core.topology import Provisioning, ReplicaState
+from tidegate.laws.placement import host_for, place_replica, place_replica_apart, removal_order
 
 ENERGY, PERFORMANCE = Provisioning.ENERGY, Provisioning.PERFORMANCE
 UP, WARM = MachineState.UP, MachineState.WARM
@@ -18,9 +17,9 @@ def machine(number: int, used: int = 0, slots: int = 2, **rest: object) -> Machi
 
 
 def test_energy_fills_the_newest_working_machine_before_a_warm_one() -> None:
-    assert place([machine(1, 1), machine(2, 1), machine(3)], ENERGY) == 2
-    assert place([machine(1, 2), machine(2, 2), machine(3)], ENERGY) == 3
-    assert place([machine(1, 2), machine(2, 2)], ENERGY) is None
+    assert place_replica([machine(1, 1), machine(2, 1), machine(3)], ENERGY) == 2
+    assert place_replica([machine(1, 2), machine(2, 2), machine(3)], ENERGY) == 3
+    assert place_replica([machine(1, 2), machine(2, 2)], ENERGY) is None
 
 
 def test_energy_takes_the_warm_machine_of_the_fullest_host() -> None:
@@ -31,33 +30,33 @@ def test_energy_takes_the_warm_machine_of_the_fullest_host() -> None:
         machine(4, host="b"),
         machine(5, host="a"),
     ]
-    assert place(fleet, ENERGY) == 5
+    assert place_replica(fleet, ENERGY) == 5
 
 
 def test_performance_gives_each_replica_a_machine_on_the_least_loaded_host() -> None:
     fleet = [machine(1, 1, host="a"), machine(2, host="a"), machine(3, host="b")]
-    assert place(fleet, PERFORMANCE) == 3
+    assert place_replica(fleet, PERFORMANCE) == 3
     # A free slot beside another replica is none.
-    assert place([machine(1, 1)], PERFORMANCE) is None
+    assert place_replica([machine(1, 1)], PERFORMANCE) is None
 
 
 def test_those_that_answer_for_each_other_are_apart_where_there_is_more_than_one_machine() -> None:
     full, used, empty = machine(1, used=2), machine(2, used=1), machine(3)
-    assert place_apart([full, used, empty], {2: 1}) == 3
-    assert place_apart([full, used, empty], {2: 1, 3: 2}) == 2
+    assert place_replica_apart([full, used, empty], {2: 1}) == 3
+    assert place_replica_apart([full, used, empty], {2: 1, 3: 2}) == 2
     # With nobody of them anywhere, as for energy; and where there is one slot, there.
-    assert place_apart([full, used, empty], {}) == 2
-    assert place_apart([full, used], {2: 1}) == 2
-    assert place_apart([full], {}) is None
+    assert place_replica_apart([full, used, empty], {}) == 2
+    assert place_replica_apart([full, used], {2: 1}) == 2
+    assert place_replica_apart([full], {}) is None
     # Machines of one host die together.
     near, far = machine(4, host="a"), machine(5, host="b")
-    assert place_apart([machine(6, used=2, host="a"), near, far], {6: 1}) == 5
+    assert place_replica_apart([machine(6, used=2, host="a"), near, far], {6: 1}) == 5
 
 
 def test_what_does_not_run_takes_nothing() -> None:
     for state in (MachineState.BOOTING, MachineState.FAILED, MachineState.HALTING):
         for policy in (ENERGY, PERFORMANCE):
-            assert place([machine(1, state=state)], policy) is None
+            assert place_replica([machine(1, state=state)], policy) is None
 
 
 def test_a_new_machine_boots_with_the_others_or_apart() -> None:
@@ -72,18 +71,18 @@ def test_the_last_added_goes_first_and_what_starts_before_what_serves() -> None:
         return ReplicaSample(number=number, machine_id=machine_id, **rest)  # type: ignore[arg-type]
 
     three = [replica(1, 1), replica(2, 1), replica(3, 2)]
-    assert goes_first(three, ENERGY, 3) == [3, 2, 1]
+    assert removal_order(three, ENERGY, 3) == [3, 2, 1]
     starting = [*three, replica(4, 1, state=ReplicaState.STARTING)]
-    assert goes_first(starting, ENERGY) == [4]
+    assert removal_order(starting, ENERGY) == [4]
     # The third is the last added, but the machine of the first would be empty.
     uneven = [replica(1, 1), replica(2, 2), replica(3, 2)]
-    assert goes_first(uneven, ENERGY) == [1]
-    assert goes_first(uneven, PERFORMANCE) == [3]
-    assert goes_first([replica(1, 1, reachable=False)], ENERGY) == []
+    assert removal_order(uneven, ENERGY) == [1]
+    assert removal_order(uneven, PERFORMANCE) == [3]
+    assert removal_order([replica(1, 1, reachable=False)], ENERGY) == []
 
 
 def test_a_slow_one_goes_before_the_last_added_and_after_what_does_not_serve() -> None:
     three = [ReplicaSample(number=number, machine_id=1) for number in (1, 2, 3)]
-    assert goes_first(three, ENERGY, 3, slow={1}) == [1, 3, 2]
+    assert removal_order(three, ENERGY, 3, slow={1}) == [1, 3, 2]
     starting = ReplicaSample(number=4, state=ReplicaState.STARTING)
-    assert goes_first([*three, starting], PERFORMANCE, 2, slow={2}) == [4, 2]
+    assert removal_order([*three, starting], PERFORMANCE, 2, slow={2}) == [4, 2]

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from plant import PAPER_A, PAPER_B
 from thoroughness import examples
 
-from tidegate.laws.closed_loop import analyse, damping_of, design, shown, vet
-from tidegate.laws.controller_design import DesignRefused, Requirement
-from tidegate.laws.least_squares import Model
-from tidegate.laws.pole_placement import (
+from tidegate.laws.prefetch.design import (
+    ControllerType,
+    DesignRefused,
     Gains,
-    Kind,
+    Requirement,
     closed_loop,
     disturbed_loop,
+    dominant_poles,
     p_gains,
     pi_gains,
     pid_gains,
@@ -27,10 +27,17 @@ from tidegate.laws.pole_placement import (
     roots_within,
     steady_rate_per_s,
     step_response,
-    wanted_pair,
+)
+from tidegate.laws.prefetch.fit import LinearModel
+from tidegate.tuning.result import (
+    analyse_loop,
+    check_gains,
+    damping_of,
+    design_controller,
+    format_poles,
 )
 
-PAPER = Model(PAPER_A, PAPER_B, 0.0)
+PAPER = LinearModel(PAPER_A, PAPER_B, 0.0)
 # What the paper's PI and PID gains place.
 PAPER_PI = (-1.0, 0.36)
 PAPER_PID = (-0.7, -0.063, 0.11)
@@ -51,7 +58,7 @@ def test_the_paper_pi_gains() -> None:
     assert f"{gains.proportional:.4f}" == "-0.0016"
     assert f"{gains.integral:.4f}" == "0.0060"
     assert closed_loop(PAPER_A, PAPER_B, gains).denominator == pytest.approx((1.0, *PAPER_PI))
-    assert [abs(p) for p in analyse(PAPER, gains).poles] == pytest.approx([0.6, 0.6])
+    assert [abs(p) for p in analyse_loop(PAPER, gains).poles] == pytest.approx([0.6, 0.6])
 
 
 def test_the_paper_pid_gains_to_two_units_of_the_last_printed_digit() -> None:
@@ -101,7 +108,7 @@ def test_rounding_on_the_way_gives_the_paper_pid_gains_only_if_kd_is_rounded_up(
 
 
 def test_the_paper_pid_poles_are_within_the_unit_circle() -> None:
-    found = vet(PAPER, pid_gains(PAPER_A, PAPER_B, PAPER_PID), late_samples=2)
+    found = check_gains(PAPER, pid_gains(PAPER_A, PAPER_B, PAPER_PID), late_samples=2)
 
     radii = [abs(p) for p in found.poles]
     assert [f"{radius:.2f}" for radius in radii[:2]] == ["0.56", "0.56"]
@@ -111,17 +118,21 @@ def test_the_paper_pid_poles_are_within_the_unit_circle() -> None:
 
 
 def test_the_paper_settles_in_about_eight_samples() -> None:
-    found = vet(PAPER, pi_gains(PAPER_A, PAPER_B, PAPER_PI))
+    found = check_gains(PAPER, pi_gains(PAPER_A, PAPER_B, PAPER_PI))
 
     assert found.predicted.settling_samples == 8
-    assert wanted_pair(8.0, 0.05)[0] == pytest.approx(0.6, abs=0.01)
+    assert dominant_poles(8.0, 0.05)[0] == pytest.approx(0.6, abs=0.01)
 
 
 def test_p_at_its_bounds_is_just_unstable_and_within_them_stable() -> None:
     for bound in proportional_bounds(PAPER_A, PAPER_B):
         inside, outside = bound * 0.999, bound * 1.001
-        assert roots_within(closed_loop(PAPER_A, PAPER_B, Gains(Kind.P, inside)).denominator)
-        assert not roots_within(closed_loop(PAPER_A, PAPER_B, Gains(Kind.P, outside)).denominator)
+        assert roots_within(
+            closed_loop(PAPER_A, PAPER_B, Gains(ControllerType.P, inside)).denominator
+        )
+        assert not roots_within(
+            closed_loop(PAPER_A, PAPER_B, Gains(ControllerType.P, outside)).denominator
+        )
 
 
 def test_p_rests_below_its_target_as_computed_by_hand() -> None:
@@ -129,19 +140,19 @@ def test_p_rests_below_its_target_as_computed_by_hand() -> None:
     gains = p_gains(0.5, 10.0, pole=0.0)
 
     assert gains.proportional == pytest.approx(0.05)
-    assert steady_rate_per_s(Model(0.5, 10.0, 0.0), gains, 400.0) == pytest.approx(200.0)
+    assert steady_rate_per_s(LinearModel(0.5, 10.0, 0.0), gains, 400.0) == pytest.approx(200.0)
     # An offset of the plant of 50 msg/s is divided alike.
-    assert steady_rate_per_s(Model(0.5, 10.0, 50.0), gains, 400.0) == pytest.approx(250.0)
-    assert analyse(Model(0.5, 10.0, 0.0), gains).offset == pytest.approx(0.5)
+    assert steady_rate_per_s(LinearModel(0.5, 10.0, 50.0), gains, 400.0) == pytest.approx(250.0)
+    assert analyse_loop(LinearModel(0.5, 10.0, 0.0), gains).offset == pytest.approx(0.5)
 
 
 def test_the_wanted_pair_by_hand() -> None:
     # k_s = 4: r = 1/e. Mp = e^(−π): θ = π · (−1) / (−π) = 1.
-    radius, angle = wanted_pair(4.0, math.exp(-math.pi))
+    radius, angle = dominant_poles(4.0, math.exp(-math.pi))
 
     assert radius == pytest.approx(1.0 / math.e)
     assert angle == pytest.approx(1.0)
-    assert wanted_pair(4.0, 0.0)[1] == 0.0
+    assert dominant_poles(4.0, 0.0)[1] == 0.0
 
 
 def test_a_deadbeat_loop_is_there_after_one_sample_if_the_target_is_weighed_by_nothing() -> None:
@@ -150,16 +161,16 @@ def test_a_deadbeat_loop_is_there_after_one_sample_if_the_target_is_weighed_by_n
     by_hand = [0.0, 1.0 + 0.5, 1.0, 1.0]
 
     assert step_response(closed_loop(0.5, 10.0, gains), 4) == pytest.approx(by_hand)
-    unweighted = Gains(Kind.PI, gains.proportional, gains.integral, setpoint_weight=0.0)
+    unweighted = Gains(ControllerType.PI, gains.proportional, gains.integral, setpoint_weight=0.0)
     assert step_response(closed_loop(0.5, 10.0, unweighted), 4) == pytest.approx([0, 1, 1, 1])
 
 
 def test_the_zero_of_the_closed_loop_adds_overshoot_and_is_seen() -> None:
     # A slow plant under a fast loop: Kp is large, and its kick overshoots.
-    radius, angle = wanted_pair(8.0, 0.05)
+    radius, angle = dominant_poles(8.0, 0.05)
     wanted = (-2.0 * radius * math.cos(angle), radius * radius)
 
-    found = analyse(Model(0.95, 10.0, 0.0), pi_gains(0.95, 10.0, wanted))
+    found = analyse_loop(LinearModel(0.95, 10.0, 0.0), pi_gains(0.95, 10.0, wanted))
 
     assert found.predicted.overshoot > 0.15
     assert found.zeros[0].real == pytest.approx(
@@ -180,7 +191,7 @@ def test_schur_and_cohn_agree_with_the_roots(tail: list[float], radius: float) -
 @settings(max_examples=examples(40))
 @given(
     a=st.floats(-0.9, 0.9),
-    kind=st.sampled_from(Kind),
+    kind=st.sampled_from(ControllerType),
     kp=st.floats(-0.1, 0.1),
     ki=st.floats(0.001, 0.1),
     kd=st.floats(0.0, 0.05),
@@ -188,18 +199,18 @@ def test_schur_and_cohn_agree_with_the_roots(tail: list[float], radius: float) -
     late=st.integers(0, 2),
 )
 def test_closed_loops_are_those_that_python_control_builds_from_the_laws(
-    a: float, kind: Kind, kp: float, ki: float, kd: float, weight: float, late: int
+    a: float, kind: ControllerType, kp: float, ki: float, kd: float, weight: float, late: int
 ) -> None:
     b = 5.0
     z = control.TransferFunction([1, 0], [1], dt=True)
-    ki, kd = (0.0 if kind is Kind.P else ki), (kd if kind is Kind.PID else 0.0)
+    ki, kd = (0.0 if kind is ControllerType.P else ki), (kd if kind is ControllerType.PID else 0.0)
     gains = Gains(kind, kp, ki, kd, weight)
     of_rate = kp + 0 * z
     of_target = weight * kp + 0 * z
-    if kind is not Kind.P:
+    if kind is not ControllerType.P:
         of_rate += ki * z / (z - 1)
         of_target += ki * z / (z - 1)
-    if kind is Kind.PID:
+    if kind is ControllerType.PID:
         of_rate += kd * (z - 1) / z
         of_target += weight * kd * (z - 1) / z
     plant = b / (z - a)
@@ -216,9 +227,13 @@ def test_closed_loops_are_those_that_python_control_builds_from_the_laws(
 
 
 @settings(max_examples=examples(30), deadline=None)
-@given(a=st.floats(0.0, 0.95), settling=st.integers(16, 60), kind=st.sampled_from([*Kind][1:]))
-def test_two_simulations_predict_the_same(a: float, settling: int, kind: Kind) -> None:
-    found = design(Model(a, 20.0, 0.0), kind, Requirement(settling))
+@given(
+    a=st.floats(0.0, 0.95),
+    settling=st.integers(16, 60),
+    kind=st.sampled_from([*ControllerType][1:]),
+)
+def test_two_simulations_predict_the_same(a: float, settling: int, kind: ControllerType) -> None:
+    found = design_controller(LinearModel(a, 20.0, 0.0), kind, Requirement(settling))
 
     ours = step_response(closed_loop(a, 20.0, found.gains), 100)
     assert found.response_per_s(300.0, 100) == pytest.approx([300.0 * y for y in ours], abs=1e-6)
@@ -228,7 +243,7 @@ def test_two_simulations_predict_the_same(a: float, settling: int, kind: Kind) -
 
 def test_an_unstable_design_is_refused_with_its_poles() -> None:
     with pytest.raises(DesignRefused, match=r"unstable.*poles -1\.05 must lie within"):
-        vet(PAPER, Gains(Kind.P, 0.022))
+        check_gains(PAPER, Gains(ControllerType.P, 0.022))
 
 
 def test_a_badly_damped_design_is_refused_with_its_poles() -> None:
@@ -236,27 +251,27 @@ def test_a_badly_damped_design_is_refused_with_its_poles() -> None:
     swinging = pi_gains(PAPER_A, PAPER_B, (-2.0 * 0.95 * math.cos(1.0), 0.95**2))
 
     with pytest.raises(DesignRefused, match=r"badly damped.*0\.513±0\.799i \(\|z\| = 0\.95\)"):
-        vet(PAPER, swinging)
+        check_gains(PAPER, swinging)
 
 
 def test_a_design_that_no_late_measurement_may_meet_is_refused() -> None:
     deadbeat = pi_gains(PAPER_A, PAPER_B, (0.0, 0.0))
 
-    assert vet(PAPER, deadbeat).predicted.settling_samples == 2
+    assert check_gains(PAPER, deadbeat).predicted.settling_samples == 2
     with pytest.raises(DesignRefused, match="bear no late measurement"):
-        vet(PAPER, deadbeat, late_samples=1)
+        check_gains(PAPER, deadbeat, late_samples=1)
 
 
 def test_what_is_asked_too_fast_is_refused_with_what_could_be_had_and_the_poles() -> None:
     with pytest.raises(DesignRefused, match=r"5 samples could be had.*poles at .*±") as refused:
-        design(PAPER, Kind.PI, Requirement(4, late_samples=2))
+        design_controller(PAPER, ControllerType.PI, Requirement(4, late_samples=2))
 
     assert refused.value.gains is not None
-    assert design(PAPER, Kind.PI, Requirement(5)).is_stable
+    assert design_controller(PAPER, ControllerType.PI, Requirement(5)).is_stable
 
 
 def test_poles_read_well() -> None:
-    assert shown((0.5 + 0.25j, 0.5 - 0.25j, -0.36 + 0j)) == "0.5±0.25i (|z| = 0.559), -0.36"
+    assert format_poles((0.5 + 0.25j, 0.5 - 0.25j, -0.36 + 0j)) == "0.5±0.25i (|z| = 0.559), -0.36"
     assert damping_of(0.5 + 0j) == pytest.approx(1.0)
     assert damping_of(1j) == pytest.approx(0.0)
     assert damping_of(-0.36 + 0j) == pytest.approx(0.309, abs=0.001)

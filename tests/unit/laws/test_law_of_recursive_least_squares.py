@@ -13,16 +13,13 @@ from plant import PAPER_A, PAPER_B
 from steered_plant import SteeredPlant
 from thoroughness import examples
 
-from tidegate.laws.actuation import Clamped, Dithered
-from tidegate.laws.adaptation import Adaptive
-from tidegate.laws.controller_design import Requirement, place
-from tidegate.laws.controllers import controller
-from tidegate.laws.least_squares import Model, NoExcitation
-from tidegate.laws.pole_placement import Kind
-from tidegate.laws.recursive_least_squares import PRECISE, RecursiveLeastSquares
-from tidegate.laws.swing import CALM_SAMPLES, SWINGS, Calmed
+from tidegate.laws.prefetch.controller import Clamp, Dither, make_controller
+from tidegate.laws.prefetch.design import ControllerType, Requirement, place_poles
+from tidegate.laws.prefetch.fit import PRECISE, LinearModel, NoExcitation, RecursiveLeastSquares
+from tidegate.laws.prefetch.knee import CALM_SAMPLES, OSCILLATES, GainReduction
+from tidegate.laws.prefetch.model import AdaptiveLayer
 
-PAPER = Model(PAPER_A, PAPER_B, 0.0)
+PAPER = LinearModel(PAPER_A, PAPER_B, 0.0)
 REQUIREMENT = Requirement(20)
 
 
@@ -41,7 +38,7 @@ def covariance_form(observed: list[tuple[float, float, float]], keep: float) -> 
 
 
 def moved(
-    model: Model, count: int, noise: float, seed: int = 1, rate: float = 400.0
+    model: LinearModel, count: int, noise: float, seed: int = 1, rate: float = 400.0
 ) -> list[tuple[float, float, float]]:
     """Samples of a plant whose prefetch jumps about."""
     dice = random.Random(seed)
@@ -57,7 +54,7 @@ def moved(
 @settings(max_examples=examples(30), deadline=None)
 @given(st.floats(-0.8, 0.9), st.floats(1.0, 100.0), st.floats(0.1, 10.0), st.integers(0, 1000))
 def test_it_is_the_textbook_recursion(a: float, b: float, noise: float, seed: int) -> None:
-    observed = moved(Model(a, b, 30.0), 120, noise, seed, rate=100.0)
+    observed = moved(LinearModel(a, b, 30.0), 120, noise, seed, rate=100.0)
     learner = RecursiveLeastSquares(PAPER, memory_samples=50.0, moved_min=0.0)
     for one in observed:
         learner.observe(*one)
@@ -70,7 +67,7 @@ def test_it_is_the_textbook_recursion(a: float, b: float, noise: float, seed: in
 
 
 def test_a_known_plant_is_learned_with_its_offset() -> None:
-    plant = Model(0.4, 30.0, 120.0)
+    plant = LinearModel(0.4, 30.0, 120.0)
     learner = RecursiveLeastSquares(PAPER)
     for one in moved(plant, 300, noise=0.0):
         learner.observe(*one)
@@ -84,7 +81,7 @@ def test_what_was_long_ago_is_forgotten() -> None:
     learner = RecursiveLeastSquares(PAPER, memory_samples=40.0)
     for one in moved(PAPER, 400, noise=5.0):
         learner.observe(*one)
-    for one in moved(Model(0.5, 25.0, 0.0), 400, noise=5.0):
+    for one in moved(LinearModel(0.5, 25.0, 0.0), 400, noise=5.0):
         learner.observe(*one)
 
     assert learner.model.a == pytest.approx(0.5, abs=0.05)
@@ -136,7 +133,7 @@ def test_noise_alone_is_no_drift(seed: int) -> None:
 
 def test_a_shifted_rate_is_no_drift() -> None:
     learner = RecursiveLeastSquares(PAPER)
-    for one in moved(Model(PAPER_A, PAPER_B, -150.0), 500, noise=10.0):
+    for one in moved(LinearModel(PAPER_A, PAPER_B, -150.0), 500, noise=10.0):
         learner.observe(*one)
 
     assert not learner.drift().is_better
@@ -144,7 +141,7 @@ def test_a_shifted_rate_is_no_drift() -> None:
 
 def test_a_round_trip_that_doubled_is_a_drift() -> None:
     learner = RecursiveLeastSquares(PAPER)
-    for one in moved(Model(PAPER_A, PAPER_B / 2.0, 0.0), 300, noise=20.0):
+    for one in moved(LinearModel(PAPER_A, PAPER_B / 2.0, 0.0), 300, noise=20.0):
         learner.observe(*one)
 
     found = learner.drift()
@@ -173,7 +170,7 @@ def test_what_is_too_little_too_noisy_or_another_plant_confirms_nothing() -> Non
         (PAPER, 20, 5.0),
         # As uncertain as this, it may be any plant.
         (PAPER, 40, 60.0 / PRECISE),
-        (Model(PAPER_A, PAPER_B / 2.0, 0.0), 300, 5.0),
+        (LinearModel(PAPER_A, PAPER_B / 2.0, 0.0), 300, 5.0),
     ):
         learner = RecursiveLeastSquares(PAPER)
         for one in moved(plant, count, noise):
@@ -182,10 +179,10 @@ def test_what_is_too_little_too_noisy_or_another_plant_confirms_nothing() -> Non
 
 
 def test_gains_that_a_swing_has_cost_are_given_back_when_the_model_is_confirmed() -> None:
-    tunable = controller(place(PAPER, Kind.PI, REQUIREMENT).gains, 5.0)
+    tunable = make_controller(place_poles(PAPER, ControllerType.PI, REQUIREMENT).gains, 5.0)
     designed = tunable.gains
-    calmed = Calmed(Clamped(Dithered(tunable, 0.5), 1, 60), tunable)
-    steering = Adaptive(calmed, calmed, PAPER, REQUIREMENT)
+    calmed = GainReduction(Clamp(Dither(tunable, 0.5), 1, 60), tunable)
+    steering = AdaptiveLayer(calmed, calmed, PAPER, REQUIREMENT)
     dice = random.Random(3)
     plant = SteeredPlant(PAPER_A, PAPER_B, 5.0, noise=lambda _: dice.gauss(0.0, 3.0))
 
@@ -198,7 +195,7 @@ def test_gains_that_a_swing_has_cost_are_given_back_when_the_model_is_confirmed(
     # For a while another plant, of which nothing is learned.
     plant.b, steering.is_learning = 5.0 * PAPER_B, False
     run(2000.0, 60)
-    assert any(note.startswith(SWINGS) for step in plant.steps for note in step.notes)
+    assert any(note.startswith(OSCILLATES) for step in plant.steps for note in step.notes)
     assert calmed.is_lowered
     plant.b, steering.is_learning = PAPER_B, True
     swung = len(plant.steps)
@@ -217,9 +214,9 @@ def test_gains_that_a_swing_has_cost_are_given_back_when_the_model_is_confirmed(
     assert sum("cannot be told from the model in use; again" in note for note in notes) == 1
 
 
-def adaptive(amplitude: float) -> Adaptive:
-    tunable = controller(place(PAPER, Kind.PI, REQUIREMENT).gains, 5.0)
-    return Adaptive(Clamped(Dithered(tunable, amplitude), 1, 60), tunable, PAPER, REQUIREMENT)
+def adaptive(amplitude: float) -> AdaptiveLayer:
+    tunable = make_controller(place_poles(PAPER, ControllerType.PI, REQUIREMENT).gains, 5.0)
+    return AdaptiveLayer(Clamp(Dither(tunable, amplitude), 1, 60), tunable, PAPER, REQUIREMENT)
 
 
 def test_a_loop_whose_plant_changed_is_redesigned_and_says_so() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 
-from tidegate.laws.reversal import Caution, ReversalGuard, Verdict
+from tidegate.laws.scaling import HarmfulScaleUp, ReversalGuard, ReversalSettings
 
-CAUTION = Caution(settle_s=2.0, remembered_s=100.0)
+CAUTION = ReversalSettings(settle_s=2.0, remembered_s=100.0)
 
 
 def watch(
     before: float, after: float, *, arrived_after: float = 300.0, waiting_after: float = 500.0
-) -> tuple[ReversalGuard, list[Verdict]]:
+) -> tuple[ReversalGuard, list[HarmfulScaleUp]]:
     guard = ReversalGuard(CAUTION)
     noise = random.Random(2)
     verdicts = []

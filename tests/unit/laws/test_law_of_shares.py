@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.replication import ReplicaState
-from tidegate.core.steering import ReplicaSample
-from tidegate.laws.shares import Flow, differ, flow_shares
+from tidegate.core.decisions import ReplicaSample
+from tidegate.core.topology import ReplicaState
+from tidegate.laws.routing import ShareSettings, next_shares, shares_differ
 
-PAPER = Flow(gain=1.0, probe=0.0)
+PAPER = ShareSettings(gain=1.0, probe=0.0)
 SERVING, DRAINING = ReplicaState.SERVING, ReplicaState.DRAINING
 
 
@@ -25,16 +25,16 @@ def replica(number: int, consumed: float, waiting: int, **rest: object) -> Repli
 
 def test_the_papers_formula_by_hand() -> None:
     # l_avg = 60; 100 − 40 = 60, 100 + 40 = 140, of 200.
-    shares = flow_shares([replica(1, 100, 100), replica(2, 100, 20)], 1.0, flow=PAPER)
+    shares = next_shares([replica(1, 100, 100), replica(2, 100, 20)], 1.0, flow=PAPER)
     assert shares == pytest.approx({1: 0.3, 2: 0.7})
 
 
 def test_after_clipping_the_rest_is_shared_among_the_others() -> None:
     # l_avg = 220; 100 − 380 < 0; 100 + 120 and 50 + 260: 220/530 and 310/530.
-    shares = flow_shares(
+    shares = next_shares(
         [replica(1, 100, 600), replica(2, 100, 100), replica(3, 50, 10)],
         1.0,
-        flow=Flow(gain=1.0, probe=0.0),
+        flow=ShareSettings(gain=1.0, probe=0.0),
     )
     l_avg = 710 / 3
     second, third = 100 - (100 - l_avg), 50 - (10 - l_avg)
@@ -44,33 +44,33 @@ def test_after_clipping_the_rest_is_shared_among_the_others() -> None:
 
 
 def test_a_clipped_replica_keeps_a_little_to_be_measured_by() -> None:
-    shares = flow_shares([replica(1, 10, 1000), replica(2, 100, 10)], 1.0)
+    shares = next_shares([replica(1, 10, 1000), replica(2, 100, 10)], 1.0)
     assert shares[1] == pytest.approx(0.05 / 2)
     assert sum(shares.values()) == pytest.approx(1.0)
 
 
 def test_rates_count_per_period() -> None:
     # In 10 s each consumes 1 000; a difference of 80 is little.
-    shares = flow_shares([replica(1, 100, 100), replica(2, 100, 20)], 10.0, flow=PAPER)
+    shares = next_shares([replica(1, 100, 100), replica(2, 100, 20)], 10.0, flow=PAPER)
     assert shares == pytest.approx({1: 0.48, 2: 0.52})
 
 
 def test_nothing_consumed_anywhere_shares_equally() -> None:
-    shares = flow_shares([replica(1, 0, 5), replica(2, 0, 500)], 1.0, flow=PAPER)
+    shares = next_shares([replica(1, 0, 5), replica(2, 0, 500)], 1.0, flow=PAPER)
     assert shares == pytest.approx({1: 0.5, 2: 0.5})
-    assert flow_shares([replica(1, 0, 0), replica(2, 0, 0)], 1.0) == {1: 0.5, 2: 0.5}
+    assert next_shares([replica(1, 0, 0), replica(2, 0, 0)], 1.0) == {1: 0.5, 2: 0.5}
 
 
 def test_an_idle_replica_counts_with_what_it_could_do() -> None:
     # The second gets 10 msg/s and waits for more; it was seen to do 300.
     idle = replica(2, 10, 0, waiting_consumers=1)
-    assert flow_shares([replica(1, 100, 0), idle], 1.0, {1: 100.0, 2: 300.0}, flow=PAPER) == (
+    assert next_shares([replica(1, 100, 0), idle], 1.0, {1: 100.0, 2: 300.0}, flow=PAPER) == (
         pytest.approx({1: 0.25, 2: 0.75})
     )
 
 
 def test_a_new_replica_starts_at_the_average_share() -> None:
-    shares = flow_shares(
+    shares = next_shares(
         [replica(1, 150, 40), replica(2, 50, 40), replica(3, 0, 40, age_s=0.5, consumers=1)],
         1.0,
         flow=PAPER,
@@ -80,14 +80,14 @@ def test_a_new_replica_starts_at_the_average_share() -> None:
 
 def test_a_replica_that_nobody_consumes_from_gets_nothing_while_others_are_attended() -> None:
     lonely = replica(2, 0, 30)
-    assert flow_shares([replica(1, 100, 10), lonely], 1.0) == {1: 1.0, 2: 0.0}
-    assert flow_shares([replica(1, 0, 10), lonely], 1.0) == {1: 0.5, 2: 0.5}
+    assert next_shares([replica(1, 100, 10), lonely], 1.0) == {1: 1.0, 2: 0.0}
+    assert next_shares([replica(1, 0, 10), lonely], 1.0) == {1: 0.5, 2: 0.5}
 
 
 def test_an_unreachable_replicas_share_goes_to_the_others() -> None:
     away = replica(2, 100, 0, reachable=False)
-    assert flow_shares([replica(1, 100, 10), away], 1.0) == {1: 1.0, 2: 0.0}
-    assert flow_shares([away], 1.0) == {2: 0.0}
+    assert next_shares([replica(1, 100, 10), away], 1.0) == {1: 1.0, 2: 0.0}
+    assert next_shares([away], 1.0) == {2: 0.0}
 
 
 def test_a_draining_replicas_share_goes_down_step_by_step_to_nothing() -> None:
@@ -95,7 +95,7 @@ def test_a_draining_replicas_share_goes_down_step_by_step_to_nothing() -> None:
     seen = []
     while share > 0.0:
         going = replica(2, 100, 10, state=DRAINING, share=share)
-        shares = flow_shares([replica(1, 100, 10), going], 1.0)
+        shares = next_shares([replica(1, 100, 10), going], 1.0)
         assert sum(shares.values()) == pytest.approx(1.0)
         share = shares[2]
         seen.append(share)
@@ -105,21 +105,21 @@ def test_a_draining_replicas_share_goes_down_step_by_step_to_nothing() -> None:
 def test_a_late_sample_takes_as_many_steps_as_periods_have_passed() -> None:
     going = replica(2, 100, 10, state=DRAINING, share=0.5)
     others = replica(1, 100, 10)
-    assert flow_shares([others, going], 1.0, periods=3) == pytest.approx({1: 0.8, 2: 0.2})
-    assert flow_shares([others, going], 1.0, periods=50) == {1: 1.0, 2: 0.0}
+    assert next_shares([others, going], 1.0, periods=3) == pytest.approx({1: 0.8, 2: 0.2})
+    assert next_shares([others, going], 1.0, periods=50) == {1: 1.0, 2: 0.0}
 
 
 def test_who_is_to_go_holds_the_fort_until_another_can_take_it() -> None:
     going = replica(1, 100, 10, state=DRAINING, share=0.4)
     away = replica(2, 100, 0, reachable=False)
-    assert flow_shares([going, away], 1.0) == {1: 1.0, 2: 0.0}
+    assert next_shares([going, away], 1.0) == {1: 1.0, 2: 0.0}
     # All are to go: the alias keeps what comes.
-    assert flow_shares([going], 1.0) == {1: 0.0}
+    assert next_shares([going], 1.0) == {1: 0.0}
 
 
 def test_in_a_period_of_exchange_lengths_do_not_count() -> None:
     replicas = [replica(1, 100, 900), replica(2, 300, 20)]
-    assert flow_shares(replicas, 1.0, correct_lengths=False) == pytest.approx({1: 0.25, 2: 0.75})
+    assert next_shares(replicas, 1.0, correct_lengths=False) == pytest.approx({1: 0.25, 2: 0.75})
 
 
 def test_shares_follow_a_change_of_speed_within_two_periods() -> None:
@@ -133,7 +133,7 @@ def test_shares_follow_a_change_of_speed_within_two_periods() -> None:
             there = waiting[number] + 500.0 * shares[number]
             done[number] = min(speed[number], there)
             waiting[number] = there - done[number]
-        shares = flow_shares(
+        shares = next_shares(
             [replica(number, done[number], round(waiting[number])) for number in (1, 2)], 1.0
         )
         if period == 1:
@@ -142,10 +142,10 @@ def test_shares_follow_a_change_of_speed_within_two_periods() -> None:
 
 
 def test_small_changes_are_not_told_and_first_and_last_shares_are() -> None:
-    assert not differ({1: 0.50, 2: 0.50}, {1: 0.52, 2: 0.48})
-    assert differ({1: 0.50, 2: 0.50}, {1: 0.60, 2: 0.40})
-    assert differ({1: 0.99, 2: 0.01}, {1: 1.0, 2: 0.0})
-    assert differ({1: 1.0}, {1: 1.0, 2: 0.0})
+    assert not shares_differ({1: 0.50, 2: 0.50}, {1: 0.52, 2: 0.48})
+    assert shares_differ({1: 0.50, 2: 0.50}, {1: 0.60, 2: 0.40})
+    assert shares_differ({1: 0.99, 2: 0.01}, {1: 1.0, 2: 0.0})
+    assert shares_differ({1: 1.0}, {1: 1.0, 2: 0.0})
 
 
 samples = st.lists(
@@ -189,7 +189,7 @@ def test_shares_are_never_negative_and_add_up_to_one_or_all_are_zero(
         )
         for one in replicas
     ]
-    shares = flow_shares(replicas, period_s, known, correct_lengths=correct)
+    shares = next_shares(replicas, period_s, known, correct_lengths=correct)
     assert shares.keys() == {one.number for one in replicas}
     assert all(share >= 0.0 for share in shares.values())
     served = any(one.reachable and one.state is SERVING for one in replicas) or (

@@ -7,15 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.laws.load import client_load, cluster_load, overall_load
-from tidegate.laws.stability import (
-    Band,
+from tidegate.laws.scaling import (
     Stability,
+    StabilityBand,
+    client_load,
+    cluster_load,
     growth_per_s,
     is_draining,
     is_flooded,
+    overall_load,
+    queue_totals,
     stability,
-    total,
 )
 
 rates = st.floats(0.0, 1e6)
@@ -40,7 +42,7 @@ def test_the_band_is_relative_to_the_larger_rate(
 
 
 def test_a_trickle_is_not_judged_by_single_messages() -> None:
-    band = Band(relative=0.05, absolute_per_s=0.5)
+    band = StabilityBand(relative=0.05, absolute_per_s=0.5)
 
     assert stability(0.3, 0.0, band) is Stability.STABLE
     assert stability(0.6, 0.0, band) is Stability.FLOODED
@@ -48,8 +50,8 @@ def test_a_trickle_is_not_judged_by_single_messages() -> None:
 
 @given(rates, rates, st.floats(0.0, 0.9))
 def test_the_band_without_max_is_the_band_with_max(p: float, c: float, relative: float) -> None:
-    flooded = is_flooded(p, c, Band(relative))
-    draining = is_draining(p, c, Band(relative))
+    flooded = is_flooded(p, c, StabilityBand(relative))
+    draining = is_draining(p, c, StabilityBand(relative))
 
     assert flooded == (p - c > relative * max(p, c))
     assert draining == (c - p > relative * max(p, c))
@@ -65,7 +67,7 @@ def test_arrays_are_judged_element_by_element() -> None:
 
 
 def test_a_stable_whole_may_hide_unstable_replicas() -> None:
-    whole = total([(200.0, 100.0), (100.0, 200.0)])
+    whole = queue_totals([(200.0, 100.0), (100.0, 200.0)])
 
     assert whole.overall is Stability.STABLE
     assert whole.growth_per_s == 0.0
@@ -74,20 +76,22 @@ def test_a_stable_whole_may_hide_unstable_replicas() -> None:
 
 @given(st.lists(st.tuples(rates, rates), min_size=1, max_size=5))
 def test_stable_replicas_make_a_stable_whole(replicas: list[tuple[float, float]]) -> None:
-    whole = total(replicas, Band(0.05, absolute_per_s=1e-6))
+    whole = queue_totals(replicas, StabilityBand(0.05, absolute_per_s=1e-6))
 
     # Each within 5 % of its larger rate: the sums are within 5 % of the sum of the larger ones,
     # which is at most the larger sum and 5 % more.
     if whole.every_replica_stable:
         assert (
-            stability(whole.produced_per_s, whole.consumed_per_s, Band(0.06, absolute_per_s=1e-3))
+            stability(
+                whole.produced_per_s, whole.consumed_per_s, StabilityBand(0.06, absolute_per_s=1e-3)
+            )
             is Stability.STABLE
         )
 
 
 def test_a_band_that_swallows_everything_is_refused() -> None:
     with pytest.raises(ValueError, match="from 0 up to 1"):
-        Band(relative=1.0)
+        StabilityBand(relative=1.0)
 
 
 def test_load_is_clients_for_capacity() -> None:

@@ -11,10 +11,9 @@ import pytest
 from steered_consumer import SteeredConsumer, back_after
 
 from tidegate.core.prefetch import ConsumerSample, ControllerKind, PrefetchGoal, PrefetchModel
-from tidegate.laws.control_step import ControlStep
-from tidegate.laws.prefetch_decision import explained
-from tidegate.laws.prefetch_steering import PrefetchSteering
-from tidegate.laws.swing import WAVES, Swing
+from tidegate.laws.prefetch.controller import ControlStep
+from tidegate.laws.prefetch.knee import WAVES, OscillationDetector
+from tidegate.laws.prefetch.loop import PrefetchRegulator, explain_step
 
 GOAL = PrefetchGoal(rate_per_s=400.0)
 # Of the consumer that is steered: 80 msg/s per unit of prefetch.
@@ -30,7 +29,7 @@ def wrong(a: float, times: float) -> PrefetchModel:
 
 def found(errors: list[float], levels: list[float]) -> int:
     """How often a loop with a target of 100/s is found to swing."""
-    swing = Swing()
+    swing = OscillationDetector()
     return sum(swing.see(e, 100.0, u) for e, u in zip(errors, levels, strict=True))
 
 
@@ -78,7 +77,7 @@ def test_a_wrong_model_makes_it_swing_for_a_while_and_then_it_is_calm(
 ) -> None:
     consumer = SteeredConsumer(looks_inside=looks_inside)
     goal = msgspec.structs.replace(GOAL, controller=kind)
-    steering = PrefetchSteering(goal, PrefetchModel(a=a, b=b), 5)
+    steering = PrefetchRegulator(goal, PrefetchModel(a=a, b=b), 5)
 
     rates = consumer.run(steering, 300)
 
@@ -99,7 +98,7 @@ def test_whatever_the_model_says_the_rate_is_soon_where_it_should_be(kind: Contr
             looks_inside=dice.random() < 0.5, noise=dice.choice([0.0, 0.03]), dice=dice
         )
         goal = msgspec.structs.replace(GOAL, controller=kind)
-        steering = PrefetchSteering(goal, wrong(a, times), dice.choice([1, 5, 10, 40]))
+        steering = PrefetchRegulator(goal, wrong(a, times), dice.choice([1, 5, 10, 40]))
 
         rates = consumer.run(steering, 250)
 
@@ -109,13 +108,13 @@ def test_whatever_the_model_says_the_rate_is_soon_where_it_should_be(kind: Contr
 def test_it_says_that_it_swings_and_what_was_done_about_it() -> None:
     consumer = SteeredConsumer()
     goal = msgspec.structs.replace(GOAL, adaptive=False)
-    steering = PrefetchSteering(goal, wrong(0.8, 0.3), 5)
+    steering = PrefetchRegulator(goal, wrong(0.8, 0.3), 5)
     before = steering.gains
 
     rates = consumer.run(steering, 200)
 
     first = next(step for step in consumer.steps if swung([step]))
-    decision = explained(first, goal, steering.model, service="orders")
+    decision = explain_step(first, goal, steering.model, service="orders")
     assert "swings: gains halved, to 1/2 of the design" in decision.reason
     # Nothing is learned here: the smaller gains stay, and their reason with them.
     assert steering.gains.proportional < 0.6 * before.proportional
@@ -129,7 +128,7 @@ def test_it_says_that_it_swings_and_what_was_done_about_it() -> None:
 
 def test_what_a_better_model_was_learned_for_runs_with_all_of_its_gains() -> None:
     consumer = SteeredConsumer(noise=0.02)
-    steering = PrefetchSteering(GOAL, wrong(0.8, 0.3), 5)
+    steering = PrefetchRegulator(GOAL, wrong(0.8, 0.3), 5)
     consumer.run(steering, 60)
     assert swung(consumer.steps)
 
@@ -156,7 +155,7 @@ def test_noise_lateness_and_loss_are_no_swing(a: float, late: int, kind: Control
         consumer = SteeredConsumer(
             a=a, late_samples=late, noise=0.1, lost=0.1, dice=random.Random(seed)
         )
-        steering = PrefetchSteering(goal, wrong(a, 1.0), 10)
+        steering = PrefetchRegulator(goal, wrong(a, 1.0), 10)
 
         consumer.run(steering, 300)
 
@@ -168,7 +167,7 @@ def test_noise_lateness_and_loss_are_no_swing(a: float, late: int, kind: Control
 def test_a_limit_is_no_swing(target: float, looks_inside: bool) -> None:
     consumer = SteeredConsumer(looks_inside=looks_inside, noise=0.03)
     goal = msgspec.structs.replace(GOAL, rate_per_s=target)
-    steering = PrefetchSteering(goal, wrong(0.1, 1.0), 10)
+    steering = PrefetchRegulator(goal, wrong(0.1, 1.0), 10)
 
     consumer.run(steering, 600)
 
@@ -177,7 +176,7 @@ def test_a_limit_is_no_swing(target: float, looks_inside: bool) -> None:
 
 def test_neither_is_a_target_that_goes_up_and_down_nor_a_supply_that_does() -> None:
     consumer = SteeredConsumer(noise=0.02)
-    steering = PrefetchSteering(GOAL, wrong(0.1, 1.0), 5)
+    steering = PrefetchRegulator(GOAL, wrong(0.1, 1.0), 5)
 
     for k in range(60):
         steering.change(msgspec.structs.replace(GOAL, rate_per_s=(200.0, 600.0)[k % 2]))
@@ -191,7 +190,7 @@ def test_neither_is_a_target_that_goes_up_and_down_nor_a_supply_that_does() -> N
 
 def test_credit_that_comes_in_bursts_is_no_swing() -> None:
     """One round in a sample, or two: the rate swings by half, and no gain has to do with it."""
-    steering = PrefetchSteering(GOAL, PrefetchModel(a=0.0, b=84.0), 5)
+    steering = PrefetchRegulator(GOAL, PrefetchModel(a=0.0, b=84.0), 5)
     steps = []
     for k in range(600):
         rounds = math.floor((k + 1) * 1.4) - math.floor(k * 1.4)

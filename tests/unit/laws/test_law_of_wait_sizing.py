@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.laws.wait_sizing import DEFAULT_WAIT_SIZING, Pledge, WaitLaw, busy_part
-from tidegate.laws.wish import Situation, Wish
+from tidegate.laws.scaling import Proposal, QueueSituation
+from tidegate.laws.scaling.wait import DEFAULT_WAIT_LAW_SETTINGS, WaitLaw, WaitTarget, usable_part
 
-PLEDGE = Pledge(wait_s=4.8, metric="wait_p99")
+PLEDGE = WaitTarget(wait_s=4.8, metric="wait_p99")
 
 rates = st.floats(0.0, 1e5)
 waits = st.integers(0, 10**7)
@@ -19,12 +19,12 @@ capacities = st.floats(0.1, 1e4)
 promised = st.floats(0.05, 3600.0)
 
 
-def now(serving: int, arrived: float, **rest: object) -> Situation:
+def now(serving: int, arrived: float, **rest: object) -> QueueSituation:
     figures = {"at": 0.0, "capacity_per_s": 100.0, "consumed_per_s": arrived, **rest}
-    return Situation(serving=serving, arrived_per_s=arrived, **figures)  # type: ignore[arg-type]
+    return QueueSituation(serving=serving, arrived_per_s=arrived, **figures)  # type: ignore[arg-type]
 
 
-def wished(situation: Situation, pledge: Pledge = PLEDGE) -> Wish:
+def wished(situation: QueueSituation, pledge: WaitTarget = PLEDGE) -> Proposal:
     return WaitLaw(pledge).step(situation)
 
 
@@ -62,9 +62,11 @@ def test_without_a_capacity_the_wait_by_what_is_consumed_speaks() -> None:
 
 def test_slow_messages_need_more_room_than_quick_ones() -> None:
     # ln(100) / 4.8 s are about 1 msg/s of room.
-    assert busy_part(PLEDGE, 100.0, DEFAULT_WAIT_SIZING) == 0.95
-    assert busy_part(PLEDGE, 4.0, DEFAULT_WAIT_SIZING) == pytest.approx(1 - 0.9594 / 4.0, abs=1e-3)
-    assert busy_part(PLEDGE, 1.0, DEFAULT_WAIT_SIZING) == 0.5
+    assert usable_part(PLEDGE, 100.0, DEFAULT_WAIT_LAW_SETTINGS) == 0.95
+    assert usable_part(PLEDGE, 4.0, DEFAULT_WAIT_LAW_SETTINGS) == pytest.approx(
+        1 - 0.9594 / 4.0, abs=1e-3
+    )
+    assert usable_part(PLEDGE, 1.0, DEFAULT_WAIT_LAW_SETTINGS) == 0.5
 
 
 def test_a_replica_goes_when_the_peak_is_forgotten_and_not_while_the_agreement_is_in_danger() -> (
@@ -125,7 +127,11 @@ def test_what_has_begun_to_go_is_not_called_back_on_the_same_facts(
     slots_free: int,
 ) -> None:
     """Replicas that are not alike, on a load and a backlog that stand."""
-    law, count, counts = WaitLaw(Pledge(wait_s=wait_s, growth_per_s2=growth_per_s2)), len(each), []
+    law, count, counts = (
+        WaitLaw(WaitTarget(wait_s=wait_s, growth_per_s2=growth_per_s2)),
+        len(each),
+        [],
+    )
     means = [sum(each[:few]) / few for few in range(1, count + 1)]
     rate = load * sum(each)
     for second in range(0, 600, 20):
@@ -155,7 +161,7 @@ def test_it_always_says_a_number_that_can_be_had(
 ) -> None:
     found = wished(
         now(serving, rate, waiting=waiting, capacity_per_s=capacity, boot_s=lead_s),
-        Pledge(wait_s=wait_s),
+        WaitTarget(wait_s=wait_s),
     )
     assert 0 <= found.replicas <= 1_000_001
     assert found.reason
@@ -167,7 +173,7 @@ def test_with_what_it_wants_nothing_piles_up(
     rate: float, waiting: int, capacity: float, wait_s: float, serving: int
 ) -> None:
     wanted = wished(
-        now(serving, rate, waiting=waiting, capacity_per_s=capacity), Pledge(wait_s=wait_s)
+        now(serving, rate, waiting=waiting, capacity_per_s=capacity), WaitTarget(wait_s=wait_s)
     ).replicas
     assert wanted >= min(rate / capacity, 1_000_000) - 1e-6
 
@@ -177,7 +183,7 @@ def test_what_comes_when_they_serve_waits_for_less_than_the_warning(
     rate: float, waiting: int, capacity: float, wait_s: float, serving: int
 ) -> None:
     situation = now(serving, rate, waiting=waiting, capacity_per_s=capacity)
-    wanted = wished(situation, Pledge(wait_s=wait_s)).replicas
+    wanted = wished(situation, WaitTarget(wait_s=wait_s)).replicas
     ahead = max(waiting + (rate - capacity * serving) * situation.start_s, 0.0)
     if 0 < wanted < 1_000_000:
         assert ahead / (wanted * capacity) < wait_s
@@ -189,7 +195,7 @@ def test_more_that_waits_never_asks_for_fewer(
 ) -> None:
     def wanted(messages: int) -> int:
         situation = now(serving, rate, waiting=messages, capacity_per_s=capacity)
-        return wished(situation, Pledge(wait_s=wait_s)).replicas
+        return wished(situation, WaitTarget(wait_s=wait_s)).replicas
 
     assert wanted(waiting + more) >= wanted(waiting)
 
@@ -202,14 +208,14 @@ def test_of_two_promises_that_can_be_kept_the_stricter_one_never_asks_for_fewer(
     situation = now(
         serving, rate, waiting=waiting, capacity_per_s=capacity, start_s=wait_s, boot_s=wait_s
     )
-    strict = wished(situation, Pledge(wait_s=wait_s)).replicas
-    assert strict >= wished(situation, Pledge(wait_s=wait_s * looser)).replicas
+    strict = wished(situation, WaitTarget(wait_s=wait_s)).replicas
+    assert strict >= wished(situation, WaitTarget(wait_s=wait_s * looser)).replicas
 
 
 def test_a_promise_that_no_replica_can_keep_any_more_only_works_off_what_waits() -> None:
     # 81 messages wait. In 5 s, when a new replica would serve, 31 of them are still there.
     situation = now(1, 0.0, waiting=81, capacity_per_s=10.0, start_s=5.0, boot_s=5.0)
     # One replica works 31 off in the next 5 s: 2 s are over before a second one could help.
-    assert wished(situation, Pledge(wait_s=2.0)).replicas == 1
+    assert wished(situation, WaitTarget(wait_s=2.0)).replicas == 1
     # 6 s can be kept, and 31 messages are 3.1 s of one replica: more than half of the promise.
-    assert wished(situation, Pledge(wait_s=6.0)).replicas == 2
+    assert wished(situation, WaitTarget(wait_s=6.0)).replicas == 2

@@ -11,22 +11,35 @@ from hypothesis import strategies as st
 from plant import PAPER_A, PAPER_B
 from steered_plant import SteeredPlant, settled_after
 
-from tidegate.laws.actuation import Clamped, Dithered, Manual, Modulator, SigmaDelta
-from tidegate.laws.control_step import ControlStep, Mode, Sample, Saturation
-from tidegate.laws.controller_design import Requirement, place
-from tidegate.laws.controllers import Incremental, Proportional, controller
-from tidegate.laws.least_squares import Model
-from tidegate.laws.measuring import Deadband, Fallback, Hampel
-from tidegate.laws.pole_placement import Gains, Kind, pi_gains
-from tidegate.laws.prefetch_controller import Practice, PrefetchController
+from tidegate.laws.prefetch.controller import (
+    Clamp,
+    ControllerMode,
+    ControllerSettings,
+    ControlSample,
+    ControlStep,
+    Deadband,
+    Dither,
+    Fallback,
+    Hampel,
+    Incremental,
+    ManualControl,
+    Modulator,
+    PrefetchController,
+    Proportional,
+    Saturation,
+    SigmaDelta,
+    make_controller,
+)
+from tidegate.laws.prefetch.design import ControllerType, Gains, Requirement, pi_gains, place_poles
+from tidegate.laws.prefetch.fit import LinearModel
 
-PI = Gains(Kind.PI, 0.02, 0.01)
-PID = Gains(Kind.PID, 0.02, 0.01, 0.005)
-PAPER = Model(PAPER_A, PAPER_B, 0.0)
+PI = Gains(ControllerType.PI, 0.02, 0.01)
+PID = Gains(ControllerType.PID, 0.02, 0.01, 0.005)
+PAPER = LinearModel(PAPER_A, PAPER_B, 0.0)
 
 
-def samples(*rates: float | None, target: float = 400.0) -> list[Sample]:
-    return [Sample(float(at), rate, target) for at, rate in enumerate(rates)]
+def samples(*rates: float | None, target: float = 400.0) -> list[ControlSample]:
+    return [ControlSample(float(at), rate, target) for at, rate in enumerate(rates)]
 
 
 def outputs(steps: list[ControlStep]) -> list[float]:
@@ -34,9 +47,9 @@ def outputs(steps: list[ControlStep]) -> list[float]:
 
 
 def test_p_by_hand() -> None:
-    steering = Proportional(Gains(Kind.P, 0.02), start=5.0, bias=1.0)
+    steering = Proportional(Gains(ControllerType.P, 0.02), start=5.0, bias=1.0)
 
-    step = steering.step(Sample(0.0, 300.0, 400.0))
+    step = steering.step(ControlSample(0.0, 300.0, 400.0))
 
     # 1 + 0.02 · 100
     assert step.output == pytest.approx(3.0)
@@ -67,7 +80,7 @@ def test_pid_by_hand() -> None:
 def test_the_terms_of_every_step_add_up_to_what_was_wanted(
     rates: list[float], gains: Gains
 ) -> None:
-    steering = Clamped(controller(gains, 5.0), 1, 22)
+    steering = Clamp(make_controller(gains, 5.0), 1, 22)
 
     for one in samples(*rates):
         step = steering.step(one)
@@ -79,18 +92,18 @@ def test_the_terms_of_every_step_add_up_to_what_was_wanted(
 
 def test_other_gains_make_no_bump() -> None:
     steering = Incremental(PI, start=5.0)
-    before = steering.step(Sample(0.0, 400.0, 400.0))
+    before = steering.step(ControlSample(0.0, 400.0, 400.0))
 
-    steering.retune(Gains(Kind.PI, 0.2, 0.1))
+    steering.retune(Gains(ControllerType.PI, 0.2, 0.1))
 
-    assert steering.step(Sample(1.0, 400.0, 400.0)).output == pytest.approx(before.output)
+    assert steering.step(ControlSample(1.0, 400.0, 400.0)).output == pytest.approx(before.output)
 
 
 def test_a_limit_says_which_and_the_controller_goes_on_from_it() -> None:
-    steering = Clamped(Incremental(PI, start=20.0), 1, 22)
+    steering = Clamp(Incremental(PI, start=20.0), 1, 22)
 
     high = [steering.step(one) for one in samples(*[0.0] * 50)]
-    first_down = steering.step(Sample(50.0, 500.0, 400.0))
+    first_down = steering.step(ControlSample(50.0, 500.0, 400.0))
 
     assert high[-1].saturated is Saturation.HIGH
     assert high[-1].wanted == pytest.approx(26.0)  # one integral step beyond, however long
@@ -101,7 +114,7 @@ def test_a_limit_says_which_and_the_controller_goes_on_from_it() -> None:
 @pytest.mark.parametrize(("low", "high"), [(0, 10), (-1, 10), (5, 4)])
 def test_limits_that_would_mean_unlimited_are_refused(low: int, high: int) -> None:
     with pytest.raises(ValueError, match="0 means unlimited"):
-        Clamped(Incremental(PI, start=5.0), low, high)
+        Clamp(Incremental(PI, start=5.0), low, high)
 
 
 def test_a_fraction_is_spread_over_time() -> None:
@@ -125,9 +138,9 @@ def test_whole_numbers_have_the_mean_of_the_levels_and_are_beside_them(
 
 def test_sigma_delta_holds_a_mean_that_rounding_cannot() -> None:
     # 400 msg/s need a prefetch of 4.94: rounding would swing between 4 and 5 or stand at one.
-    gains = place(PAPER, Kind.PI, Requirement(30)).gains
+    gains = place_poles(PAPER, ControllerType.PI, Requirement(30)).gains
     plant = SteeredPlant(PAPER_A, PAPER_B, 10.0)
-    steering = SigmaDelta(Clamped(controller(gains, 10.0), 1, 22))
+    steering = SigmaDelta(Clamp(make_controller(gains, 10.0), 1, 22))
     plant.run(steering, 400.0, 60)
 
     rates = plant.run(steering, 400.0, 200)
@@ -137,7 +150,7 @@ def test_sigma_delta_holds_a_mean_that_rounding_cannot() -> None:
 
 
 def test_dither_moves_both_ways_and_leaves_the_controller_alone() -> None:
-    steering = Dithered(Incremental(PI, start=5.0), amplitude=0.5)
+    steering = Dither(Incremental(PI, start=5.0), amplitude=0.5)
 
     steps = [steering.step(one) for one in samples(*[400.0] * 127)]
 
@@ -148,20 +161,20 @@ def test_dither_moves_both_ways_and_leaves_the_controller_alone() -> None:
 
 @pytest.mark.parametrize("gains", [PI, PID])
 def test_from_manual_to_automatic_without_a_bump(gains: Gains) -> None:
-    manual = Manual(controller(gains, 5.0))
+    manual = ManualControl(make_controller(gains, 5.0))
     for one in samples(390.0, 410.0):
         manual.step(one)
     manual.take(17.0)
     by_hand = [manual.step(one) for one in samples(390.0, 600.0, 600.0)]
     manual.release()
 
-    back = manual.step(Sample(9.0, 600.0, 400.0))
+    back = manual.step(ControlSample(9.0, 600.0, 400.0))
 
     assert outputs(by_hand) == [17.0] * 3
-    assert all(step.mode is Mode.MANUAL for step in by_hand)
+    assert all(step.mode is ControllerMode.MANUAL for step in by_hand)
     # The integral's one step, and no more; the derivative's kink is over.
     assert back.output == pytest.approx(17.0 + 0.01 * -200.0)
-    assert back.mode is Mode.AUTOMATIC
+    assert back.mode is ControllerMode.AUTOMATIC
 
 
 def test_an_outlier_is_left_out() -> None:
@@ -189,8 +202,8 @@ def test_a_step_that_was_to_be_expected_is_believed_at_once() -> None:
     for one in samples(400.0, 401.0, 399.0, 400.0):
         steering.step(one)
 
-    expected = steering.step(Sample(4.0, 800.0, 400.0, expected_per_s=780.0))
-    unexpected = steering.step(Sample(5.0, 5000.0, 400.0, expected_per_s=800.0))
+    expected = steering.step(ControlSample(4.0, 800.0, 400.0, expected_per_s=780.0))
+    unexpected = steering.step(ControlSample(5.0, 5000.0, 400.0, expected_per_s=800.0))
 
     assert expected.used_per_s == 800.0
     assert unexpected.notes == ("outlier",)
@@ -204,7 +217,7 @@ def test_within_the_deadband_nothing_moves() -> None:
     assert outputs(steps) == pytest.approx([5.0] * 4)
     assert steps[1].notes == ("deadband",)
     assert steps[1].measured_per_s == 405.0
-    assert steering.step(Sample(9.0, 300.0, 400.0)).output > 5.0
+    assert steering.step(ControlSample(9.0, 300.0, 400.0)).output > 5.0
 
 
 @pytest.mark.parametrize("nothing", [None, math.nan, math.inf])
@@ -212,40 +225,50 @@ def test_when_measurements_stop_it_holds_then_falls_back_and_returns(
     nothing: float | None,
 ) -> None:
     steering = Fallback(Incremental(PI, start=5.0), output=10.0, patience_s=3.0)
-    steering.step(Sample(0.0, 400.0, 400.0))
+    steering.step(ControlSample(0.0, 400.0, 400.0))
 
-    silent = [steering.step(Sample(float(at), nothing, 400.0)) for at in range(1, 6)]
-    back = steering.step(Sample(6.0, 300.0, 400.0))
+    silent = [steering.step(ControlSample(float(at), nothing, 400.0)) for at in range(1, 6)]
+    back = steering.step(ControlSample(6.0, 300.0, 400.0))
 
     assert outputs(silent) == pytest.approx([5.0, 5.0, 10.0, 10.0, 10.0])
-    assert [step.mode for step in silent] == [Mode.HELD] * 2 + [Mode.FALLBACK] * 3
+    assert [step.mode for step in silent] == [ControllerMode.HELD] * 2 + [
+        ControllerMode.FALLBACK
+    ] * 3
     # From the fallback on, by the integral's one step.
     assert back.output == pytest.approx(10.0 + 0.01 * 100.0)
-    assert back.mode is Mode.AUTOMATIC
+    assert back.mode is ControllerMode.AUTOMATIC
 
 
 def test_a_sensor_that_repeats_itself_has_stopped() -> None:
     steering = Fallback(Incremental(PI, start=5.0), output=10.0, patience_s=3.0)
 
-    steps = [steering.step(Sample(float(at), 300.0, 400.0, measured_at=0.0)) for at in range(5)]
+    steps = [
+        steering.step(ControlSample(float(at), 300.0, 400.0, measured_at=0.0)) for at in range(5)
+    ]
 
-    assert [step.mode for step in steps] == [Mode.AUTOMATIC, *[Mode.HELD] * 2, *[Mode.FALLBACK] * 2]
+    assert [step.mode for step in steps] == [
+        ControllerMode.AUTOMATIC,
+        *[ControllerMode.HELD] * 2,
+        *[ControllerMode.FALLBACK] * 2,
+    ]
 
 
 def test_a_loop_that_never_measured_falls_back_too() -> None:
     steering = Fallback(Incremental(PI, start=5.0), output=10.0, patience_s=2.0)
 
-    steps = [steering.step(Sample(float(at), None, 400.0)) for at in range(4)]
+    steps = [steering.step(ControlSample(float(at), None, 400.0)) for at in range(4)]
 
     assert outputs(steps) == [5.0, 5.0, 10.0, 10.0]
 
 
 def test_a_fallback_and_a_person_stay_within_the_limits() -> None:
-    steering = PrefetchController(PI, 5.0, Practice(high=22, fallback=500, patience_s=1.0))
+    steering = PrefetchController(
+        PI, 5.0, ControllerSettings(high=22, fallback=500, patience_s=1.0)
+    )
 
-    fallen = [steering.step(Sample(float(at), None, 400.0)) for at in range(4)]
+    fallen = [steering.step(ControlSample(float(at), None, 400.0)) for at in range(4)]
     steering.manual.take(0.0)
-    by_hand = steering.step(Sample(5.0, 400.0, 400.0))
+    by_hand = steering.step(ControlSample(5.0, 400.0, 400.0))
 
     assert fallen[-1].output == 22.0
     assert by_hand.output == 1.0
@@ -254,7 +277,7 @@ def test_a_fallback_and_a_person_stay_within_the_limits() -> None:
 
 @pytest.mark.parametrize("late", [0, 1, 2])
 def test_the_whole_controller_holds_400_with_noise_loss_outliers_and_lateness(late: int) -> None:
-    gains = place(PAPER, Kind.PI, Requirement(30)).gains
+    gains = place_poles(PAPER, ControllerType.PI, Requirement(30)).gains
     dice = random.Random(late)
     plant = SteeredPlant(
         PAPER_A, PAPER_B, 10.0,
@@ -263,7 +286,7 @@ def test_the_whole_controller_holds_400_with_noise_loss_outliers_and_lateness(la
         noise=lambda _: 4000.0 if dice.random() < 0.02 else dice.gauss(0.0, 20.0),
         is_lost=lambda _: dice.random() < 0.2,
     )  # fmt: skip
-    steering = PrefetchController(gains, 10.0, Practice(whole=False))
+    steering = PrefetchController(gains, 10.0, ControllerSettings(whole=False))
     plant.run(steering, 400.0, 60)
 
     rates = plant.run(steering, 400.0, 400)
@@ -275,7 +298,7 @@ def test_the_whole_controller_holds_400_with_noise_loss_outliers_and_lateness(la
 def test_p_shows_the_offset_that_theory_predicts() -> None:
     # y∞ = 400·0.7/(1 − 0.2631 + 0.7) = 194.9
     plant = SteeredPlant(PAPER_A, PAPER_B, 5.0)
-    steering = Clamped(controller(Gains(Kind.P, 0.7 / PAPER_B), 5.0), 1, 22)
+    steering = Clamp(make_controller(Gains(ControllerType.P, 0.7 / PAPER_B), 5.0), 1, 22)
 
     rates = plant.run(steering, 400.0, 40)
 
@@ -284,7 +307,7 @@ def test_p_shows_the_offset_that_theory_predicts() -> None:
 
 def test_the_paper_pi_controller_holds_its_target() -> None:
     plant = SteeredPlant(PAPER_A, PAPER_B, 10.0)
-    steering = Clamped(controller(pi_gains(PAPER_A, PAPER_B, (-1.0, 0.36)), 10.0), 1, 22)
+    steering = Clamp(make_controller(pi_gains(PAPER_A, PAPER_B, (-1.0, 0.36)), 10.0), 1, 22)
     plant.run(steering, plant.rate, 2)
 
     rates = plant.run(steering, 400.0, 30)

@@ -11,20 +11,18 @@ from steered_consumer import SteeredConsumer, back_after
 
 from tidegate.core.errors import InvalidValue
 from tidegate.core.prefetch import ConsumerSample, ControllerKind, PrefetchGoal, PrefetchModel
-from tidegate.laws.control_step import Mode, Saturation
-from tidegate.laws.prefetch_decision import explained
-from tidegate.laws.prefetch_steering import PrefetchSteering
-from tidegate.laws.workload_schedule import WorkloadSchedule
+from tidegate.laws.prefetch.controller import ControllerMode, Saturation, WorkloadSchedule
+from tidegate.laws.prefetch.loop import PrefetchRegulator, explain_step
 
 # 80 msg/s per unit of prefetch.
 MODEL = PrefetchModel(a=0.1, b=72.0)
 GOAL = PrefetchGoal(rate_per_s=400.0)
 
 
-def settled(goal: PrefetchGoal = GOAL, **plant: float) -> tuple[SteeredConsumer, PrefetchSteering]:
+def settled(goal: PrefetchGoal = GOAL, **plant: float) -> tuple[SteeredConsumer, PrefetchRegulator]:
     """A loop that has come to rest."""
     consumer = SteeredConsumer(**plant)  # type: ignore[arg-type]
-    steering = PrefetchSteering(goal, MODEL, start=10)
+    steering = PrefetchRegulator(goal, MODEL, start=10)
     consumer.run(steering, 40)
     return consumer, steering
 
@@ -33,7 +31,7 @@ def settled(goal: PrefetchGoal = GOAL, **plant: float) -> tuple[SteeredConsumer,
 @pytest.mark.parametrize("start", [1, 10, 60])
 def test_a_target_is_reached_within_the_time_asked_for(kind: ControllerKind, start: int) -> None:
     consumer = SteeredConsumer()
-    steering = PrefetchSteering(msgspec.structs.replace(GOAL, controller=kind), MODEL, start)
+    steering = PrefetchRegulator(msgspec.structs.replace(GOAL, controller=kind), MODEL, start)
 
     rates = consumer.run(steering, 90)
 
@@ -54,7 +52,7 @@ def test_a_fraction_averages_out_within_a_sample() -> None:
 
 def test_without_a_model_it_guesses_by_littles_law_and_says_so_until_it_has_learned() -> None:
     consumer = SteeredConsumer(noise=0.02)
-    steering = PrefetchSteering(GOAL, None, start=10)
+    steering = PrefetchRegulator(GOAL, None, start=10)
 
     consumer.run(steering, 2)
     assert consumer.steps[-1].level == 10.0
@@ -69,7 +67,7 @@ def test_without_a_model_it_guesses_by_littles_law_and_says_so_until_it_has_lear
 
 def test_without_a_model_a_start_far_beyond_the_knee_stays_stable() -> None:
     consumer = SteeredConsumer(noise=0.02, looks_inside=False)
-    steering = PrefetchSteering(GOAL, None, start=150)
+    steering = PrefetchRegulator(GOAL, None, start=150)
 
     consumer.run(steering, 300)
     rates = consumer.run(steering, 100)
@@ -204,7 +202,7 @@ def test_from_manual_to_automatic_without_a_bump() -> None:
     steering.change(msgspec.structs.replace(GOAL, manual=8))
     consumer.run(steering, 5)
     assert {step.level for step in consumer.steps[-5:]} == {8.0}
-    assert consumer.steps[-1].mode is Mode.MANUAL
+    assert consumer.steps[-1].mode is ControllerMode.MANUAL
     steering.change(GOAL)
     consumer.run(steering, 1)
 
@@ -222,7 +220,7 @@ def test_lost_measurements_are_held_and_then_the_fallback_is_set() -> None:
     fallen = [steering.lose() for _ in range(5)]
 
     assert {step.level for step in held} == {before}
-    assert fallen[-1].mode is Mode.FALLBACK
+    assert fallen[-1].mode is ControllerMode.FALLBACK
     assert fallen[-1].level == GOAL.fallback
     consumer.at += 14.0
     assert back_after(consumer.run(steering, 60), 400.0) <= 30
@@ -232,7 +230,7 @@ def test_keeping_up_the_handler_is_busy_and_next_to_nothing_waits() -> None:
     goal = PrefetchGoal(held=2.0)
     for start in (1, 10, 150):
         consumer = SteeredConsumer()
-        steering = PrefetchSteering(goal, MODEL, start)
+        steering = PrefetchRegulator(goal, MODEL, start)
         consumer.run(steering, 90)
 
         rates = consumer.run(steering, 30)
@@ -244,7 +242,7 @@ def test_keeping_up_the_handler_is_busy_and_next_to_nothing_waits() -> None:
 
 def test_keeping_up_where_only_the_broker_looks_on() -> None:
     consumer = SteeredConsumer(looks_inside=False)
-    steering = PrefetchSteering(PrefetchGoal(held=2.0), MODEL, 1)
+    steering = PrefetchRegulator(PrefetchGoal(held=2.0), MODEL, 1)
     consumer.run(steering, 90)
 
     rates = consumer.run(steering, 30)
@@ -255,7 +253,7 @@ def test_keeping_up_where_only_the_broker_looks_on() -> None:
 
 def test_a_handler_twice_as_slow_is_kept_up_with() -> None:
     consumer = SteeredConsumer()
-    steering = PrefetchSteering(PrefetchGoal(held=2.0), MODEL, 10)
+    steering = PrefetchRegulator(PrefetchGoal(held=2.0), MODEL, 10)
     consumer.run(steering, 60)
 
     consumer.handler_per_s = 385.0
@@ -282,7 +280,7 @@ def test_a_round_trip_that_doubles_is_learned() -> None:
 
 def test_what_somebody_else_has_set_is_gone_on_from() -> None:
     goal = msgspec.structs.replace(GOAL, rate_per_s=2400.0)
-    steering = PrefetchSteering(goal, MODEL, start=10)
+    steering = PrefetchRegulator(goal, MODEL, start=10)
     sample = ConsumerSample(at=1.0, interval_s=1.0, arrived_per_s=2400.0, prefetch=30.0)
 
     step = steering.step(sample)
@@ -293,7 +291,7 @@ def test_what_somebody_else_has_set_is_gone_on_from() -> None:
 
 def test_a_model_of_other_samples_is_made_fit() -> None:
     goal = msgspec.structs.replace(GOAL, sample_s=0.5)
-    steering = PrefetchSteering(goal, PrefetchModel(a=0.25, b=60.0), start=10)
+    steering = PrefetchRegulator(goal, PrefetchModel(a=0.25, b=60.0), start=10)
 
     model = steering.model
 
@@ -307,7 +305,7 @@ def test_of_several_learned_models_that_of_the_workload_at_hand_is_run_with() ->
     schedule = WorkloadSchedule({"orders/near": near, "orders/far": far})
     goal = msgspec.structs.replace(GOAL, adaptive=False)
     consumer = SteeredConsumer(round_trip_s=1.0 / 40.0, handler_per_s=3000.0, noise=0.02)
-    steering = PrefetchSteering(goal, None, start=10, schedule=schedule)
+    steering = PrefetchRegulator(goal, None, start=10, schedule=schedule)
     # Before anything was seen, the one whose gains are stable on both.
     assert steering.model == near
 
@@ -329,7 +327,7 @@ def test_of_several_learned_models_that_of_the_workload_at_hand_is_run_with() ->
 def test_a_workload_between_two_does_not_flicker() -> None:
     models = {"a": PrefetchModel(a=0.1, b=50.0), "b": PrefetchModel(a=0.1, b=100.0)}
     consumer = SteeredConsumer(round_trip_s=1.0 / 78.0, noise=0.05)
-    steering = PrefetchSteering(GOAL, None, start=10, schedule=WorkloadSchedule(models))
+    steering = PrefetchRegulator(GOAL, None, start=10, schedule=WorkloadSchedule(models))
 
     consumer.run(steering, 300)
 
@@ -340,7 +338,7 @@ def test_a_workload_between_two_does_not_flicker() -> None:
 def test_a_settling_time_that_cannot_be_had_is_said() -> None:
     goal = msgspec.structs.replace(GOAL, settle_s=3.0)
     consumer = SteeredConsumer()
-    steering = PrefetchSteering(goal, MODEL, start=10)
+    steering = PrefetchRegulator(goal, MODEL, start=10)
 
     rates = consumer.run(steering, 60)
 
@@ -351,7 +349,7 @@ def test_a_settling_time_that_cannot_be_had_is_said() -> None:
 def test_every_step_is_explained() -> None:
     consumer, steering = settled(noise=0.02)
 
-    decision = explained(consumer.steps[-1], GOAL, steering.model, service="orders", output=5)
+    decision = explain_step(consumer.steps[-1], GOAL, steering.model, service="orders", output=5)
 
     assert (decision.loop, decision.service, decision.law) == ("prefetch", "orders", "prefetch PI")
     assert {"target_per_s", "rate_per_s", "error_per_s", "a", "b"} <= set(decision.inputs)
@@ -362,7 +360,7 @@ def test_every_step_is_explained() -> None:
     assert "the target of 400/s" in decision.reason
     # As telemetry and the wire have it.
     assert msgspec.json.decode(msgspec.json.encode(decision), type=type(decision)) == decision
-    lost = explained(steering.lose(), GOAL, None, service="orders")
+    lost = explain_step(steering.lose(), GOAL, None, service="orders")
     assert msgspec.json.decode(msgspec.json.encode(lost), type=type(lost)) == lost
     assert lost.rule == "held"
 
@@ -386,7 +384,7 @@ def test_every_step_is_explained() -> None:
 )
 def test_a_goal_that_makes_no_sense_is_refused(change: dict[str, float], says: str) -> None:
     with pytest.raises(InvalidValue, match=says):
-        PrefetchSteering(msgspec.structs.replace(GOAL, **change), None, start=10)
+        PrefetchRegulator(msgspec.structs.replace(GOAL, **change), None, start=10)
 
 
 def test_a_model_file_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -424,7 +422,7 @@ def test_credit_that_comes_round_in_bursts_is_steered_by_its_mean(rounds: float)
     worth_per_s = rounds / sample_s
     goal = PrefetchGoal(rate_per_s=target, sample_s=sample_s, settle_s=3.0, adaptive=False)
     model = PrefetchModel(a=0.0, b=worth_per_s, sample_s=sample_s)
-    steering = PrefetchSteering(goal, model, start=5)
+    steering = PrefetchRegulator(goal, model, start=5)
     rates = []
     for k in range(600):
         came = math.floor((k + 1) * rounds) - math.floor(k * rounds)
@@ -443,7 +441,7 @@ def test_credit_that_comes_round_in_bursts_is_steered_by_its_mean(rounds: float)
 
 
 def test_what_is_held_is_not_made_up_from_a_guess_that_took_it_for_nothing() -> None:
-    steering = PrefetchSteering(PrefetchGoal(), None, start=100)
+    steering = PrefetchRegulator(PrefetchGoal(), None, start=100)
 
     for k in range(30):
         # Four slots of five seconds: only their node looks, and has seen none of it wait yet.
@@ -461,7 +459,7 @@ def test_a_sensor_that_tells_nonsense_of_the_handler_raises_nothing_and_moves_wi
     goal: PrefetchGoal, model: PrefetchModel | None, number: float
 ) -> None:
     for field in ("held", "busy", "processed_per_s"):
-        steering = PrefetchSteering(goal, model, start=10)
+        steering = PrefetchRegulator(goal, model, start=10)
         said = {"held": 1.0, "busy": 0.5, "processed_per_s": 300.0} | {field: number}
         for k in range(20):
             sample = ConsumerSample(
@@ -481,7 +479,7 @@ def test_a_sensor_that_tells_nonsense_of_the_handler_raises_nothing_and_moves_wi
 def test_p_says_where_it_will_rest_and_rests_there() -> None:
     goal = msgspec.structs.replace(GOAL, rate_per_s=400.0, controller=ControllerKind.P)
     plant = SteeredConsumer()
-    steering = PrefetchSteering(goal, PrefetchModel(a=0.1, b=72.0), start=5)
+    steering = PrefetchRegulator(goal, PrefetchModel(a=0.1, b=72.0), start=5)
     rests = plant.run(steering, 40)[-1]
     assert rests == pytest.approx(80.0, rel=0.02)
     said = "P keeps an offset: it rests at about 80/s with a prefetch of 1, and not at 400/s"
@@ -493,7 +491,7 @@ def test_p_says_where_it_will_rest_and_rests_there() -> None:
 def test_what_has_an_integral_keeps_no_offset_and_says_none(kind: ControllerKind) -> None:
     goal = msgspec.structs.replace(GOAL, rate_per_s=400.0, controller=kind)
     plant = SteeredConsumer()
-    steering = PrefetchSteering(goal, PrefetchModel(a=0.1, b=72.0), start=5)
+    steering = PrefetchRegulator(goal, PrefetchModel(a=0.1, b=72.0), start=5)
     plant.run(steering, 40)
     assert not steering.given_up
     assert not any("offset" in note for step in plant.steps for note in step.notes)
@@ -506,7 +504,7 @@ def test_a_model_that_is_taken_away_is_forgotten_and_the_level_held_until_there_
     wrong = PrefetchModel(a=0.1, b=288.0)
     goal = msgspec.structs.replace(GOAL, model=wrong, adaptive=False)
     consumer = SteeredConsumer()
-    steering = PrefetchSteering(goal, None, start=10)
+    steering = PrefetchRegulator(goal, None, start=10)
     consumer.run(steering, 5)
     level = steering.level
 
@@ -525,7 +523,7 @@ def test_what_was_learned_of_the_consumer_itself_stays_when_the_given_model_goes
     wrong = PrefetchModel(a=0.1, b=216.0)
     goal = msgspec.structs.replace(GOAL, model=wrong)
     consumer = SteeredConsumer(noise=0.02)
-    steering = PrefetchSteering(goal, None, start=2)
+    steering = PrefetchRegulator(goal, None, start=2)
     consumer.run(steering, 100)
     # Only what moves is learned from.
     goal = msgspec.structs.replace(goal, rate_per_s=600.0)
@@ -543,7 +541,7 @@ def test_what_was_learned_of_the_consumer_itself_stays_when_the_given_model_goes
 
 def test_a_goals_own_model_ends_the_choice_among_learned_ones() -> None:
     schedule = WorkloadSchedule({"near": MODEL, "far": PrefetchModel(a=0.1, b=9.0)})
-    steering = PrefetchSteering(GOAL, None, start=5, schedule=schedule)
+    steering = PrefetchRegulator(GOAL, None, start=5, schedule=schedule)
     own = PrefetchModel(a=0.1, b=70.0)
     goal = msgspec.structs.replace(GOAL, model=own, adaptive=False)
     steering.change(goal)

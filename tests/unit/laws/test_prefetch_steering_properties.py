@@ -14,10 +14,9 @@ from steered_plant import settled_after
 from thoroughness import examples
 
 from tidegate.core.prefetch import ConsumerSample, ControllerKind, PrefetchGoal, PrefetchModel
-from tidegate.laws.control_step import Saturation
-from tidegate.laws.pole_placement import closed_loop, roots_within
-from tidegate.laws.prefetch_design import requirement_of
-from tidegate.laws.prefetch_steering import PrefetchSteering
+from tidegate.laws.prefetch.controller import Saturation
+from tidegate.laws.prefetch.design import closed_loop, design_requirement, roots_within
+from tidegate.laws.prefetch.loop import PrefetchRegulator
 
 MODEL = PrefetchModel(a=0.1, b=72.0)
 GOAL = PrefetchGoal(rate_per_s=400.0)
@@ -30,7 +29,7 @@ plants = st.tuples(
 
 
 def run(
-    steering: PrefetchSteering, a: float, b: float, rate: float, samples: int
+    steering: PrefetchRegulator, a: float, b: float, rate: float, samples: int
 ) -> tuple[list[float], bool]:
     """Rates of y(k+1) = a·y(k) + b·u(k), whole prefetches at each tick; whether a limit held."""
     rates, saturated = [rate], False
@@ -52,7 +51,7 @@ def test_on_every_plant_the_loop_is_stable_and_settles_in_the_time_asked_for(
     a, b = plant
     worth = b / (1.0 - a)
     goal = PrefetchGoal(rate_per_s=worth * level, controller=kind, high=1000, adaptive=False)
-    steering = PrefetchSteering(goal, PrefetchModel(a=a, b=b), start)
+    steering = PrefetchRegulator(goal, PrefetchModel(a=a, b=b), start)
 
     # What could not be had in that time says so.
     assume(not steering.given_up)
@@ -73,7 +72,7 @@ def test_on_every_plant_the_loop_is_stable_and_settles_in_the_time_asked_for(
 def test_the_time_asked_for_can_be_had_on_usual_plants(a: float) -> None:
     for kind in KINDS:
         goal = msgspec.structs.replace(GOAL, controller=kind)
-        steering = PrefetchSteering(goal, PrefetchModel(a=a, b=60.0), 5)
+        steering = PrefetchRegulator(goal, PrefetchModel(a=a, b=60.0), 5)
 
         rates, _ = run(steering, a, 60.0, 300.0 / (1.0 - a), 60)
 
@@ -124,7 +123,7 @@ def test_whatever_is_measured_the_limits_are_kept_and_0_is_never_asked_for(
     happens: list[ConsumerSample | PrefetchGoal | None],
 ) -> None:
     model = None if plant is None else PrefetchModel(a=plant[0], b=plant[1])
-    steering = PrefetchSteering(goal, model, start)
+    steering = PrefetchRegulator(goal, model, start)
 
     for one in happens:
         if isinstance(one, PrefetchGoal):
@@ -148,7 +147,7 @@ def test_nothing_winds_up_however_long_it_saturates(
 ) -> None:
     consumer = SteeredConsumer(looks_inside=looks_inside)
     goal = msgspec.structs.replace(GOAL, high=high)
-    steering = PrefetchSteering(goal, MODEL, 5)
+    steering = PrefetchRegulator(goal, MODEL, 5)
     consumer.run(steering, 30)
 
     steering.change(msgspec.structs.replace(goal, rate_per_s=too_much))
@@ -171,7 +170,7 @@ def test_a_handler_that_cannot_do_it_is_kept_busy_with_little_at_hand_and_then_i
     part: float, saturated_samples: int, kind: ControllerKind, late: int, noise: float
 ) -> None:
     consumer = SteeredConsumer(late_samples=late, noise=noise)
-    steering = PrefetchSteering(msgspec.structs.replace(GOAL, controller=kind), MODEL, 5)
+    steering = PrefetchRegulator(msgspec.structs.replace(GOAL, controller=kind), MODEL, 5)
     consumer.run(steering, 30)
 
     consumer.handler_per_s = part * 400.0
@@ -197,7 +196,7 @@ def test_the_same_where_only_the_broker_looks_on(
 ) -> None:
     consumer = SteeredConsumer(looks_inside=False, noise=noise)
     goal = msgspec.structs.replace(GOAL, controller=kind, adaptive=adaptive)
-    steering = PrefetchSteering(goal, MODEL, 5)
+    steering = PrefetchRegulator(goal, MODEL, 5)
     consumer.run(steering, 30)
 
     consumer.handler_per_s = part * 400.0
@@ -214,7 +213,7 @@ def test_the_same_where_only_the_broker_looks_on(
 def test_a_rate_below_the_least_prefetch_winds_nothing_up_either(kind: ControllerKind) -> None:
     consumer = SteeredConsumer()
     goal = msgspec.structs.replace(GOAL, controller=kind)
-    steering = PrefetchSteering(msgspec.structs.replace(goal, rate_per_s=20.0), MODEL, 5)
+    steering = PrefetchRegulator(msgspec.structs.replace(goal, rate_per_s=20.0), MODEL, 5)
 
     consumer.run(steering, 60)
     assert consumer.steps[-1].saturated is Saturation.LOW
@@ -242,7 +241,7 @@ def test_after_a_disturbance_the_mean_of_five_is_back_within_the_settling_time(
     goal = msgspec.structs.replace(GOAL, controller=kind)
     for seed in range(5):
         consumer = SteeredConsumer(noise=0.01, late_samples=late, dice=random.Random(seed))
-        steering = PrefetchSteering(goal, MODEL, 10)
+        steering = PrefetchRegulator(goal, MODEL, 10)
         consumer.run(steering, 60)
 
         for name, value in DISTURBANCES[disturbance].items():
@@ -260,7 +259,7 @@ def test_after_a_disturbance_the_mean_of_five_is_back_within_the_settling_time(
 @pytest.mark.parametrize("late", [0, 1, 2])
 def test_a_burst_of_publishers_ends_a_famine_without_a_bump(late: int) -> None:
     consumer = SteeredConsumer(noise=0.01, late_samples=late, supply_per_s=150.0)
-    steering = PrefetchSteering(GOAL, MODEL, 5)
+    steering = PrefetchRegulator(GOAL, MODEL, 5)
     consumer.run(steering, 60)
 
     consumer.supply_per_s = math.inf
@@ -270,4 +269,4 @@ def test_a_burst_of_publishers_ends_a_famine_without_a_bump(late: int) -> None:
 
 
 def test_a_loop_is_designed_with_reserve_for_a_plant_that_answers_half_as_much() -> None:
-    assert requirement_of(GOAL).settling_samples < SETTLE_SAMPLES
+    assert design_requirement(GOAL).settling_samples < SETTLE_SAMPLES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tidegate.laws.saturated_capacity import InstanceWork, is_saturated, saturated_capacity
+from tidegate.laws.http.sizing import InstanceWork, is_saturated, saturated_capacity
 
 
 def test_full_ones_say_what_one_can_do_and_their_median_counts() -> None:

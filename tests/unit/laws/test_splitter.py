@@ -8,8 +8,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.replication import ALIAS
-from tidegate.laws.splitter import Splitter
+from tidegate.core.topology import ALIAS
+from tidegate.laws.routing import Splitter
 
 weights = st.dictionaries(st.integers(1, 60), st.floats(0.001, 100.0), min_size=1, max_size=40)
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from waiting import eventually_async
 
 import tidegate
-from tidegate.core.ports import Write
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
+from tidegate.broker.node import Node
+from tidegate.core.runtime import NodeLimits
+from tidegate.core.store import Write
 from tidegate.storage.memory import MemoryStore
 
 MIB = 1024 * 1024
@@ -40,7 +40,7 @@ class StalledStore(MemoryStore):
 
 async def test_what_waits_for_the_store_is_bounded_and_all_of_it_arrives() -> None:
     store = StalledStore()
-    node = Node(store, limits=Limits(memory_bytes=16 * MIB))
+    node = Node(store, limits=NodeLimits(memory_bytes=16 * MIB))
     await node.start()
     try:
         async with tidegate.connect(node.address) as mq:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.broker.batch import SEGMENT_BYTES_MAX, SEGMENT_COUNT_MAX, Batch, build_segments
 from tidegate.core.model import Attributes
 from tidegate.core.segment import Segment
-from tidegate.node.batch import SEGMENT_BYTES_MAX, SEGMENT_COUNT_MAX, Batch, build_segments
-from tidegate.wire.packets.puts import PutMessages
+from tidegate.protocol.messages import PutMessages
 
 Confirmed = dict[int, tuple[int, list[int] | None]]
 

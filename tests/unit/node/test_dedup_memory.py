@@ -5,16 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.budget import Budget
+from tidegate.broker.context import ReplicaContext
+from tidegate.broker.deduplication import Deduplication, DedupWindow
+from tidegate.broker.intake import IncomingTransfers, MessageIds
 from tidegate.core.model import Attributes, QueueInfo, QueuePolicy
-from tidegate.core.ports import Clock
-from tidegate.core.segment import Segment
-from tidegate.node.arrivals import Arrivals
-from tidegate.node.dedup import DedupWindow
-from tidegate.node.deduplication import Deduplication
-from tidegate.node.holding import Holding
-from tidegate.node.limits import Limits
-from tidegate.node.message_ids import MessageIds
+from tidegate.core.runtime import NodeLimits
+from tidegate.core.segment import Budget, Segment
+from tidegate.core.store import Clock
 from tidegate.storage.memory import MemoryStore
 
 WINDOW_S = 300.0
@@ -27,12 +24,12 @@ class Taker:
         self.now_s = 0.0
         # What a wall clock shows has nothing to do with the monotonic one.
         self.clock = Clock(lambda: 1_700_000_000.0 + self.now_s, lambda: 5000.0 + self.now_s)
-        holding = Holding(
+        holding = ReplicaContext(
             QueueInfo(2, "orders#2", True, QueuePolicy(dedup_window_s=WINDOW_S), alias_id=1),
             1,
             store=MemoryStore(self.clock),
             budget=Budget(1 << 20),
-            limits=Limits(),
+            limits=NodeLimits(),
             clock=self.clock,
             may_deliver=lambda: True,
         )
@@ -40,7 +37,7 @@ class Taker:
         ids = MessageIds(holding, lambda: None)
         ids.next_id, ids.end = 1, 1 << 40
         self.came: list[Segment] = []
-        self.arrivals = Arrivals(holding, ids, self.dedup, self.came.append)
+        self.arrivals = IncomingTransfers(holding, ids, self.dedup, self.came.append)
 
     def take(self, *dedup_ids: str, put_at_s: float) -> None:
         segment = Segment(

@@ -10,8 +10,8 @@ from backing import StartNode, StoppedClock
 from logical import Scene
 from waiting import eventually_async
 
+from tidegate.broker import replication
 from tidegate.core.errors import Unavailable
-from tidegate.node import hand_over
 
 
 @pytest.fixture
@@ -25,17 +25,19 @@ async def test_a_replica_that_refused_is_asked_again_when_its_timer_rings(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The timers of uvloop may ring a millisecond early: here the clock does not move at all."""
-    monkeypatch.setattr(hand_over, "_AWAY_S", 0.01)
-    give = hand_over.HandOver._give
+    monkeypatch.setattr(replication, "_AWAY_S", 0.01)
+    give = replication.AliasForwarder._give
     refused: set[int] = set()
 
-    async def refuse_once(self: hand_over.HandOver, place: Any, count: int, homed: bool) -> int:
+    async def refuse_once(
+        self: replication.AliasForwarder, place: Any, count: int, homed: bool
+    ) -> int:
         if place.number not in refused:
             refused.add(place.number)
             raise Unavailable("not now")
         return await give(self, place, count, homed)
 
-    monkeypatch.setattr(hand_over.HandOver, "_give", refuse_once)
+    monkeypatch.setattr(replication.AliasForwarder, "_give", refuse_once)
     # As if there were no homes yet: with them only what somebody else stores gets here.
     alias = scene.leader.queue_id
     scene.here.replicas[alias].holding.homes = None

@@ -11,20 +11,25 @@ import pytest
 from backing import StartNode
 from waiting import LIMIT_S
 
-from tidegate.client.address import parse_url
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.core.model import Mode
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
-from tidegate.wire.connection import Connection, Received
-from tidegate.wire.frames import HEADER, HEADER_BYTES, frame_pieces
-from tidegate.wire.packet import Error, Ping
-from tidegate.wire.packets.clients import RegisterClient, RegisterClientResponse
+from tidegate.client.connection import parse_url
+from tidegate.core.model import ClientMode
+from tidegate.core.runtime import NodeLimits
+from tidegate.protocol.catalogue import RegisterClient, RegisterClientResponse
+from tidegate.protocol.connection import (
+    HEADER,
+    HEADER_BYTES,
+    ProtocolConnection,
+    ReceivedPacket,
+    frame_pieces,
+)
+from tidegate.protocol.packet import Error, Ping
 
 
 @pytest.fixture
 async def node(start_node: StartNode) -> Node:
-    return await start_node(limits=Limits(handshake_s=LIMIT_S))
+    return await start_node(limits=NodeLimits(handshake_s=LIMIT_S))
 
 
 async def hang_up_after(node: Node, stream: bytes, *, identified: bool = False) -> bytes:
@@ -33,8 +38,8 @@ async def hang_up_after(node: Node, stream: bytes, *, identified: bool = False) 
     reader, writer = await asyncio.open_connection(host, port)
     try:
         if identified:
-            register = RegisterClient(f"hostile-{random.getrandbits(60)}", Mode.READ_ONLY)
-            writer.writelines(Connection(server=False).send(register, 1))
+            register = RegisterClient(f"hostile-{random.getrandbits(60)}", ClientMode.READ_ONLY)
+            writer.writelines(ProtocolConnection(server=False).send(register, 1))
             (length,) = struct.unpack("!I", await reader.readexactly(4))
             await reader.readexactly(length - 4)
         try:
@@ -47,8 +52,8 @@ async def hang_up_after(node: Node, stream: bytes, *, identified: bool = False) 
 
 
 def code_in(answer: bytes) -> int:
-    *_, event = Connection(server=False).receive(answer)
-    assert isinstance(event, Received)
+    *_, event = ProtocolConnection(server=False).receive(answer)
+    assert isinstance(event, ReceivedPacket)
     assert isinstance(event.packet, Error)
     return event.packet.code
 
@@ -114,7 +119,7 @@ async def test_a_healthy_client_is_served_while_hundreds_send_garbage(node: Node
 
 
 async def test_whoever_does_not_introduce_itself_is_hung_up_on(start_node: StartNode) -> None:
-    node = await start_node(limits=Limits(handshake_s=0.1))
+    node = await start_node(limits=NodeLimits(handshake_s=0.1))
     ping = b"".join(map(bytes, frame_pieces(Ping.method, 1, b"\x90")))
     assert await hang_up_after(node, ping[:5]) == b""
 
@@ -122,20 +127,22 @@ async def test_whoever_does_not_introduce_itself_is_hung_up_on(start_node: Start
 async def test_a_byte_at_a_time_is_served(node: Node) -> None:
     ((host, port),) = parse_url(node.address)
     reader, writer = await asyncio.open_connection(host, port)
-    for byte in b"".join(map(bytes, Connection(server=False).send(RegisterClient("slow"), 1))):
+    for byte in b"".join(
+        map(bytes, ProtocolConnection(server=False).send(RegisterClient("slow"), 1))
+    ):
         writer.write(bytes([byte]))
         await writer.drain()
         await asyncio.sleep(0)
     (length,) = struct.unpack("!I", await asyncio.wait_for(reader.readexactly(4), LIMIT_S))
     answer = struct.pack("!I", length) + await reader.readexactly(length - 4)
-    (event,) = Connection(server=False).receive(answer)
-    assert isinstance(event, Received)
+    (event,) = ProtocolConnection(server=False).receive(answer)
+    assert isinstance(event, ReceivedPacket)
     assert isinstance(event.packet, RegisterClientResponse)
     writer.close()
 
 
 async def test_connections_beyond_the_limit_are_turned_away(start_node: StartNode) -> None:
-    node = await start_node(limits=Limits(connections_max=3))
+    node = await start_node(limits=NodeLimits(connections_max=3))
     async with Client(node.address) as mq:
         await asyncio.gather(
             *(hang_up_after(node, b"\x00" * 20) for _ in range(20)), return_exceptions=True

@@ -9,15 +9,20 @@ from backing import Connect, StartNode
 from waiting import LIMIT_S
 
 from tidegate.core.errors import InvalidValue, TooLarge
-from tidegate.wire.packet import Request
-from tidegate.wire.packets.browsing import GetMessages, GetMessagesResponse
-from tidegate.wire.packets.clients import FindClient
-from tidegate.wire.packets.puts import PutToQueues
-from tidegate.wire.packets.queues import CreateQueue
-from tidegate.wire.packets.reads import ReadMessage
-from tidegate.wire.packets.settling import Extend, Return, Settle, SettleResponse
-from tidegate.wire.packets.topics import CreateTopic
-from tidegate.wire.packets.transactions import Acknowledged, Transact
+from tidegate.protocol.catalogue import CreateQueue, CreateTopic, FindClient
+from tidegate.protocol.messages import (
+    Acknowledged,
+    Extend,
+    GetMessages,
+    GetMessagesResponse,
+    PutToQueues,
+    ReadMessage,
+    Return,
+    Settle,
+    SettleResponse,
+    Transact,
+)
+from tidegate.protocol.packet import Request
 
 EVERY_TAG = (-(2**63), 2**63 - 1)
 

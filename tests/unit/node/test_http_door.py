@@ -13,13 +13,13 @@ from backing import TurnedClock
 from http_get import families, get, parsed, send, value
 from waiting import LIMIT_S, eventually_async
 
+from tidegate.broker.http import NodePages
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.core.errors import Unavailable
-from tidegate.node.http_door import HttpDoor
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
+from tidegate.core.runtime import NodeLimits
 from tidegate.storage.memory import MemoryStore
-from tidegate.telemetry.page_server import CONNECTIONS_MAX
+from tidegate.telemetry.http_pages import CONNECTIONS_MAX
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def clock() -> TurnedClock:
 
 @pytest.fixture
 async def node(clock: TurnedClock) -> AsyncIterator[Node]:
-    node = Node(MemoryStore(), name="node-1", clock=clock, limits=Limits(lease_s=60.0))
+    node = Node(MemoryStore(), name="node-1", clock=clock, limits=NodeLimits(lease_s=60.0))
     await node.start()
     yield node
     await node.stop()
@@ -38,7 +38,7 @@ async def node(clock: TurnedClock) -> AsyncIterator[Node]:
 @pytest.fixture
 async def door(node: Node) -> AsyncIterator[str]:
     """Its address."""
-    door = HttpDoor(node, queues_max=5, request_s_max=LIMIT_S, answer_s_max=LIMIT_S)
+    door = NodePages(node, queues_max=5, request_s_max=LIMIT_S, answer_s_max=LIMIT_S)
     await door.start()
     yield node.metrics_address
     await door.stop()
@@ -47,7 +47,7 @@ async def door(node: Node) -> AsyncIterator[str]:
 @pytest.fixture
 async def hasty_door(node: Node) -> AsyncIterator[str]:
     """The address of one that waits half a second for a request."""
-    door = HttpDoor(node, request_s_max=0.5)
+    door = NodePages(node, request_s_max=0.5)
     await door.start()
     yield node.metrics_address
     await door.stop()
@@ -240,7 +240,7 @@ async def test_a_visitor_who_does_not_read_is_hung_up_on(node: Node) -> None:
         for n in range(400):
             await mq.create_queue(f"{'a long name ' * 20}{n}")
             await mq.put(f"{'a long name ' * 20}{n}", b"x")
-    door = HttpDoor(node, answer_s_max=0.5)
+    door = NodePages(node, answer_s_max=0.5)
     await door.start()
     where = urlsplit(node.metrics_address)
     loop = asyncio.get_running_loop()
@@ -271,7 +271,7 @@ async def test_a_port_that_is_taken_is_said_with_what_to_do(node: Node, door: st
     taken = urlsplit(door).port
     assert taken is not None
     with pytest.raises(Unavailable, match=f"on 127.0.0.1:{taken}: .*set metrics.port"):
-        await HttpDoor(node, port=taken).start()
+        await NodePages(node, port=taken).start()
 
 
 async def test_it_is_reachable_on_loopback_only(door: str) -> None:

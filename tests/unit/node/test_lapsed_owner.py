@@ -6,7 +6,7 @@ import pytest
 from backing import Connect, StartNode, TurnedClock
 
 from tidegate.core.errors import StaleEpoch
-from tidegate.wire.packets.browsing import GetWaitingIds, GetWaitingIdsResponse
+from tidegate.protocol.messages import GetWaitingIds, GetWaitingIdsResponse
 
 
 async def test_an_owner_whose_lease_has_gone_names_no_messages(

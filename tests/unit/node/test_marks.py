@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.node.marks import (
+from tidegate.broker.deduplication import (
     ABOVE_MAX,
     ANY_ORDER_MAX,
     AnyOrderMark,

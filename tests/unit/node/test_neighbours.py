@@ -7,12 +7,12 @@ import asyncio
 import pytest
 from virtual_nodes import VirtualClock, cable, in_virtual_time
 
+from tidegate.broker.node import Node
 from tidegate.core.errors import Unavailable
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
+from tidegate.core.runtime import NodeLimits
+from tidegate.protocol.cluster import Stats
 from tidegate.storage.memory import MemoryStore
 from tidegate.testing.network import DOMAIN
-from tidegate.wire.packets.live_numbers import Stats
 
 # As long as the sensor waits for the numbers of a node.
 ANSWER_S = 2.0
@@ -24,7 +24,7 @@ async def test_a_login_that_takes_longer_than_an_answer_does_not_begin_anew_each
     clock = VirtualClock()
     store = MemoryStore(clock)
     asking, asked = (
-        Node(store, host=f"{name}{DOMAIN}", limits=Limits(), clock=clock)
+        Node(store, host=f"{name}{DOMAIN}", limits=NodeLimits(), clock=clock)
         for name in ("asking", "asked")
     )
     await asking.start()

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.node.pace import BURST_S, MADE_UP_S, Pace
+from tidegate.broker.context import BURST_S, MADE_UP_S, RateLimiter
 
 PER_S = 100.0
 
 
-def sent(pace: Pace, now: float) -> int:
+def sent(pace: RateLimiter, now: float) -> int:
     """Everything that may go goes, and somebody waits for more."""
     count = pace.allowed(now)
     pace.spend(count)
@@ -23,7 +23,7 @@ def sent(pace: Pace, now: float) -> int:
 @pytest.mark.parametrize("seed", range(5))
 def test_with_messages_that_wait_it_is_the_stated_rate_however_late_it_is_asked(seed: int) -> None:
     dice = random.Random(seed)
-    pace, now, total = Pace(PER_S, 0.0), 0.0, 0
+    pace, now, total = RateLimiter(PER_S, 0.0), 0.0, 0
     for _ in range(1_000):
         total += sent(pace, now)
         assert total == pytest.approx(PER_S * now, abs=2.0)
@@ -32,20 +32,20 @@ def test_with_messages_that_wait_it_is_the_stated_rate_however_late_it_is_asked(
 
 
 def test_after_a_pause_in_which_nobody_asked_only_a_few_go_at_once() -> None:
-    pace = Pace(PER_S, 0.0)
+    pace = RateLimiter(PER_S, 0.0)
     assert pace.allowed(0.0) == 1  # nobody had to wait
     assert pace.allowed(30.0) == int(BURST_S * PER_S)
 
 
 def test_what_is_made_up_for_has_a_bound() -> None:
-    pace = Pace(PER_S, 0.0)
+    pace = RateLimiter(PER_S, 0.0)
     assert sent(pace, 0.0) == 1
     assert not pace.allowed(0.0)
     assert pace.allowed(30.0) == int(MADE_UP_S * PER_S)
 
 
 def test_a_slow_pace_lets_one_go_at_a_time() -> None:
-    pace = Pace(0.5, 0.0)
+    pace = RateLimiter(0.5, 0.0)
     assert sent(pace, 0.0) == 1
     assert not pace.allowed(0.0)
     assert pace.wait_s == pytest.approx(2.0)
@@ -58,7 +58,7 @@ def test_a_wait_moves_the_clock_however_little_of_a_token_is_lacking(
     per_s: float, now: float
 ) -> None:
     """Otherwise the node would ask again and again in the same moment."""
-    pace = Pace(per_s, now)
+    pace = RateLimiter(per_s, now)
     for _ in range(100):
         if not sent(pace, now):
             assert now + pace.wait_s > now

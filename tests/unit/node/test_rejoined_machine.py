@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from virtual_nodes import VirtualClock, in_virtual_time
 
+from tidegate.broker.node import Node
 from tidegate.core.errors import Unavailable
-from tidegate.node.limits import Limits
-from tidegate.node.server import Node
+from tidegate.core.runtime import NodeLimits
 from tidegate.storage.memory import MemoryStore
 from tidegate.testing.network import DOMAIN
 
@@ -23,7 +23,7 @@ async def test_the_machine_of_a_node_that_came_back_is_known_to_live(
     clock = VirtualClock()
     store = MemoryStore(clock)
     # Given a machine with a node, and another node beside it
-    other = Node(store, host="other" + DOMAIN, limits=Limits(lease_s=60.0), clock=clock)
+    other = Node(store, host="other" + DOMAIN, limits=NodeLimits(lease_s=60.0), clock=clock)
     await other.start()
     epoch = await store.lead(other.member_id)
     assert epoch is not None
@@ -31,7 +31,7 @@ async def test_the_machine_of_a_node_that_came_back_is_known_to_live(
     node = Node(
         store,
         host="node" + DOMAIN,
-        limits=Limits(lease_s=LEASE_S),
+        limits=NodeLimits(lease_s=LEASE_S),
         clock=clock,
         machine_id=machine.machine_id,
     )

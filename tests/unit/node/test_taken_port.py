@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
+from tidegate.broker.node import Node
 from tidegate.core.errors import Unavailable
-from tidegate.node.server import Node
 from tidegate.storage.memory import MemoryStore
 
 

@@ -6,9 +6,9 @@ import pytest
 from backing import Connect, StartNode
 from waiting import eventually_async
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.core.errors import InvalidValue
-from tidegate.node.server import Node
 
 QUEUE = "orders"
 

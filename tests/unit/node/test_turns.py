@@ -6,13 +6,12 @@ import asyncio
 
 from waiting import LIMIT_S
 
-from tidegate.client.address import parse_url
+from tidegate.broker.node import Node
+from tidegate.broker.session import PACKETS_PER_TURN, Session
+from tidegate.client.connection import parse_url
 from tidegate.core.errors import NotAuthenticated
-from tidegate.node.peer import PACKETS_PER_TURN
-from tidegate.node.server import Node
-from tidegate.node.session import Session
-from tidegate.wire.connection import Connection, Received
-from tidegate.wire.packet import Ping
+from tidegate.protocol.connection import ProtocolConnection, ReceivedPacket
+from tidegate.protocol.packet import Ping
 
 
 async def met(node: Node) -> tuple[Session, asyncio.StreamReader, asyncio.StreamWriter]:
@@ -20,14 +19,14 @@ async def met(node: Node) -> tuple[Session, asyncio.StreamReader, asyncio.Stream
     ((host, port),) = parse_url(node.address)
     before = set(node.sessions)
     reader, writer = await asyncio.open_connection(host, port)
-    writer.writelines(Connection(server=False).send(Ping(), 1))
+    writer.writelines(ProtocolConnection(server=False).send(Ping(), 1))
     await reader.readexactly(15)
     (session,) = set(node.sessions) - before
     return session, reader, writer
 
 
 def pings(first: int, count: int) -> bytes:
-    wire = Connection(server=False)
+    wire = ProtocolConnection(server=False)
     return b"".join(b"".join(wire.send(Ping(), first + n)) for n in range(count))
 
 
@@ -38,12 +37,12 @@ async def test_what_comes_while_the_rest_waits_for_its_turn_comes_after_it(node:
     # Somebody else let it be read on: an answer was taken, a request was done.
     session.data_received(pings(many + 1, 10))
     session.data_received(pings(many + 11, many))
-    wire = Connection(server=False)
+    wire = ProtocolConnection(server=False)
     answered: list[int] = []
     async with asyncio.timeout(LIMIT_S):
         while len(answered) < 2 * many + 10:
             for event in wire.receive(await reader.read(65536)):
-                assert isinstance(event, Received)
+                assert isinstance(event, ReceivedPacket)
                 answered.append(event.packet_id)
     assert answered == list(range(1, 2 * many + 11))
     writer.close()

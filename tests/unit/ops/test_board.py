@@ -12,11 +12,11 @@ import pytest
 from http_get import families, get
 from places import ROOT
 
+from tidegate.broker.http import NodePages
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.node.http_door import HttpDoor
-from tidegate.node.server import Node
 from tidegate.storage.memory import MemoryStore
-from tidegate.telemetry.door_exposition import VERDICT
+from tidegate.telemetry.prometheus import VERDICT
 
 METRIC = re.compile(r"\btidegate_\w+")
 LABELS = {"node", "queue"}
@@ -41,7 +41,7 @@ async def exposed() -> set[str]:
     """The names of all series of a running node with a queue."""
     node = Node(MemoryStore())
     await node.start()
-    door = HttpDoor(node)
+    door = NodePages(node)
     await door.start()
     try:
         async with Client(node.address) as mq:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.pipeline import class_archive
-from tidegate.pipeline.class_archive import archive_of
-from tidegate.pipeline.java import Java
+from tidegate.pipeline import session
+from tidegate.pipeline.session import Java, archive_of
 
 
 def java(home: Path, version: int) -> Java:
@@ -21,8 +20,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     jars, kept = tmp_path / "jars", tmp_path / "kept"
     jars.mkdir()
     (jars / "spark.jar").write_bytes(b"classes")
-    monkeypatch.setattr(class_archive, "_JARS", jars)
-    monkeypatch.setattr(class_archive, "_FOLDER", kept)
+    monkeypatch.setattr(session, "_JARS", jars)
+    monkeypatch.setattr(session, "_FOLDER", kept)
     return tmp_path
 
 

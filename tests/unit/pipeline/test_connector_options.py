@@ -7,9 +7,9 @@ import pytest
 from pyspark.sql.types import IntegerType, MapType, StringType, StructField, StructType
 
 from tidegate.core.errors import InvalidValue, TidegateError
-from tidegate.pipeline.connector import options as o
-from tidegate.pipeline.connector.outgoing import puts_of
-from tidegate.pipeline.connector.source import QueueSource
+from tidegate.pipeline import connector_read as o
+from tidegate.pipeline.connector import QueueSource
+from tidegate.pipeline.connector_write import puts_of
 
 CANARY = "canary-6c1f"
 TEXT, WHOLE = StringType(), IntegerType()
@@ -45,7 +45,9 @@ def test_a_read_that_is_limited_to_no_number_is_refused() -> None:
 
 
 def test_options_become_what_they_say() -> None:
-    read = o.parse({"queue": "orders", "limit": "5", "user": "ann", "password": CANARY}, o.READ, "")
+    read = o.parse_options(
+        {"queue": "orders", "limit": "5", "user": "ann", "password": CANARY}, o.READ, ""
+    )
     assert (read.queue, read.limit, read.patience_s, read.fail_on_data_loss) == (
         *("orders", 5, o.PATIENCE_S),
         True,

@@ -9,24 +9,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.errors import InvalidValue
-from tidegate.core.id_ranges import holds, joined
-from tidegate.pipeline.connector import ranges as r
-from tidegate.pipeline.connector import tally
-from tidegate.pipeline.connector.identity import Identities
-from tidegate.pipeline.connector.offset import Offset
-from tidegate.pipeline.connector.outgoing import Put
-from tidegate.pipeline.connector.pace import Pace
-from tidegate.pipeline.connector.tally import Tally, Written, still_to_put
+from tidegate.core.model import contains_id, merge_ranges
+from tidegate.pipeline import connector_read as r
+from tidegate.pipeline import connector_write
+from tidegate.pipeline.connector_read import Offset, WriteRateLimiter
+from tidegate.pipeline.connector_write import (
+    OutgoingMessage,
+    RowIdentities,
+    TaskCommit,
+    TaskTotals,
+    still_to_put,
+)
 
 
 @given(st.sets(st.integers(1, 60)), st.sets(st.integers(1, 60)))
 def test_ranges_are_sets_of_ids(ids: set[int], taken: set[int]) -> None:
-    ranges = joined((each, each) for each in ids)
-    assert r.read(r.written(ranges)) == ranges
-    assert r.count(ranges) == len(ids)
-    assert r.overlap(ranges, joined((each, each) for each in taken)) is bool(ids & taken)
-    assert {each for each in range(1, 61) if holds(ranges, each)} == ids
-    left = r.without(ranges, sorted(taken))
+    ranges = merge_ranges((each, each) for each in ids)
+    assert r.parse_ranges(r.format_ranges(ranges)) == ranges
+    assert r.count_ids(ranges) == len(ids)
+    assert r.ranges_overlap(ranges, merge_ranges((each, each) for each in taken)) is bool(
+        ids & taken
+    )
+    assert {each for each in range(1, 61) if contains_id(ranges, each)} == ids
+    left = r.subtract_ranges(ranges, sorted(taken))
     assert {each for first, last in left for each in range(first, last + 1)} == ids - taken
     assert all(first <= last for first, last in left)
 
@@ -48,7 +53,7 @@ def test_a_pace_is_kept_on_average() -> None:
         nonlocal now
         now += seconds
 
-    pace = Pace(100.0, lambda: now, sleep)
+    pace = WriteRateLimiter(100.0, lambda: now, sleep)
     sent = 0
     while now < 20.0:
         allowed = pace.allowance(1000)
@@ -58,7 +63,7 @@ def test_a_pace_is_kept_on_average() -> None:
     assert 1900 <= sent <= 2100
     now += 1000.0  # idle: not all of it is saved up
     assert pace.allowance(10**9) == 1000
-    assert Pace(None).allowance(10**9) == 10**9
+    assert WriteRateLimiter(None).allowance(10**9) == 10**9
 
 
 def parted(rows: list[str], parts: list[int]) -> list[list[str]]:
@@ -68,15 +73,15 @@ def parted(rows: list[str], parts: list[int]) -> list[list[str]]:
     return tasks
 
 
-def ids_of(tasks: list[list[str]]) -> tuple[set[str], list[Written]]:
+def ids_of(tasks: list[list[str]]) -> tuple[set[str], list[TaskCommit]]:
     """What tasks put, and what they report."""
     stored: set[str] = set()
     written = []
     for rows in tasks:
-        identities = Identities("query-3")
-        noted = Tally(identities, "query-3")
+        identities = RowIdentities("query-3")
+        noted = TaskTotals(identities, "query-3")
         for row in rows:
-            put = Put(row.encode(), {})
+            put = OutgoingMessage(row.encode(), {})
             noted.add(put)
             stored.add(identities.dedup_id(put))
         written.append(noted.written())
@@ -104,7 +109,7 @@ def test_however_rows_are_parted_the_same_ids_come_out(
 
 
 def test_what_is_too_large_to_be_counted_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tally, "CONTENT_BYTES_MAX", 10)
+    monkeypatch.setattr(connector_write, "CONTENT_BYTES_MAX", 10)
     _, written = ids_of([["a", "b"], ["c"]])
     assert list(still_to_put(written)) == []
     _, written = ids_of([["a", "b"], ["b"]])
@@ -113,9 +118,15 @@ def test_what_is_too_large_to_be_counted_says_what_to_do(monkeypatch: pytest.Mon
 
 
 def test_contents_differ_in_all_that_is_sent_and_not_in_the_order_of_headers() -> None:
-    identities = Identities("w")
-    put = Put(b"x", {"headers": {"a": "1", "b": "2"}})
-    assert identities.digest(put) == identities.digest(Put(b"x", {"headers": {"b": "2", "a": "1"}}))
-    for other in (Put(b"y", put.options), Put(b"x", {}), Put(b"x", {**put.options, "priority": 9})):
+    identities = RowIdentities("w")
+    put = OutgoingMessage(b"x", {"headers": {"a": "1", "b": "2"}})
+    assert identities.digest(put) == identities.digest(
+        OutgoingMessage(b"x", {"headers": {"b": "2", "a": "1"}})
+    )
+    for other in (
+        OutgoingMessage(b"y", put.options),
+        OutgoingMessage(b"x", {}),
+        OutgoingMessage(b"x", {**put.options, "priority": 9}),
+    ):
         assert identities.digest(other) != identities.digest(put)
-    assert Identities("v").digest(put) != identities.digest(put)
+    assert RowIdentities("v").digest(put) != identities.digest(put)

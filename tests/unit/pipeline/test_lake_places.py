@@ -7,13 +7,13 @@ import socket
 import pyarrow.fs
 import pytest
 
-from tidegate.pipeline.survey import LakeUnreachable, Place, check_there
+from tidegate.pipeline.lake import LakeFolder, LakeUnreachable, check_there
 
 
 @pytest.mark.parametrize("location", ["foo://x/y", "s3://two words/lake", "file://relative"])
 def test_an_address_that_nobody_knows(location: str) -> None:
     with pytest.raises(LakeUnreachable) as refused:
-        Place.of(location)
+        LakeFolder.of(location)
     assert str(refused.value).startswith(f"{location} is not a place")
     assert "--lake" in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -21,7 +21,7 @@ def test_an_address_that_nobody_knows(location: str) -> None:
 
 def test_a_password_in_it_is_not_told() -> None:
     with pytest.raises(LakeUnreachable) as refused:
-        Place.of("foo://user:hush@x/y")
+        LakeFolder.of("foo://user:hush@x/y")
     assert "hush" not in str(refused.value)
 
 
@@ -37,6 +37,6 @@ def test_a_server_that_does_not_answer() -> None:
             retry_strategy=pyarrow.fs.AwsStandardS3RetryStrategy(max_attempts=1),
         )
         with pytest.raises(LakeUnreachable) as refused:
-            check_there(Place(files, "bucket/lake", "s3a://"))
+            check_there(LakeFolder(files, "bucket/lake", "s3a://"))
     assert str(refused.value).startswith("the lake at s3://bucket/lake cannot be reached (")
     assert "--lake" in str(refused.value)

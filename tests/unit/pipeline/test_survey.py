@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from lake_of import NOON, LakeOf
 
-from tidegate.pipeline.survey import REPLACED, Place, survey
+from tidegate.pipeline.lake import REPLACED, LakeFolder, survey
 from tidegate.telemetry.lake import Lake
 from tidegate.telemetry.schemas import QUEUE_SAMPLES, REPLACES_KEY
 
@@ -25,7 +25,7 @@ def test_of_two_that_compacted_an_hour_at_a_time_the_one_that_saw_more_counts(
             metadata={REPLACES_KEY: json.dumps(parts).encode()},
         )
 
-    found = survey(Place.of(str(lake_of.folder)), [QUEUE_SAMPLES], NOON - DAY, NOON + DAY)
+    found = survey(LakeFolder.of(str(lake_of.folder)), [QUEUE_SAMPLES], NOON - DAY, NOON + DAY)
 
     assert found["queue_samples"].rows == 3
     assert found["queue_samples"].left_out == {REPLACED: 1}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.agreement.document import parse_agreement
-from tidegate.pipeline.jobs.learned_warnings import reconfiguration
+from tidegate.agreements.document import parse_agreement
+from tidegate.pipeline.jobs.agreements import reconfiguration
 
 PROMISE = "[metrics.response_p99]\nbreach = '6s'\n"
 SEEN = {"shop": [1.0, 3.0], "orders.eu": [4.0], "orders.us": [8.0], "mails": [90.0]}

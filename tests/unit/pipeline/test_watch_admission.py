@@ -9,37 +9,38 @@ from pathlib import Path
 
 from lake_of import NOON, LakeOf
 
-from tidegate.pipeline.survey import (
+from tidegate.pipeline.lake import (
     DUPLICATE,
     OTHER_COLUMNS,
     OTHER_VERSION,
     REPLACED,
     UNREADABLE,
-    Place,
+    LakeFolder,
 )
-from tidegate.pipeline.watching.admission import (
+from tidegate.pipeline.stream_source import (
     ALREADY_READ,
-    LakeFile,
-    LeftOut,
-    chosen,
-    examined,
+    BatchEntry,
+    CandidateFile,
+    FileLog,
+    SkippedFile,
+    choose_files,
+    examine_file,
 )
-from tidegate.pipeline.watching.file_log import Entry, FileLog
 from tidegate.telemetry.schemas import QUEUE_SAMPLES, VERSION_KEY
 
 
-def file(name: str, first: float, last: float, *replaces: str) -> LakeFile:
-    return LakeFile(f"/{name}", "queue_samples", name, 1, first, last, replaces)
+def file(name: str, first: float, last: float, *replaces: str) -> CandidateFile:
+    return CandidateFile(f"/{name}", "queue_samples", name, 1, first, last, replaces)
 
 
-def names(files: list[LakeFile]) -> list[str]:
+def names(files: list[CandidateFile]) -> list[str]:
     return [one.file_id for one in files]
 
 
 def test_files_come_in_the_order_of_their_rows() -> None:
     files = [file("c", 120, 179), file("a", 0, 59), file("b", 60, 119)]
 
-    assert names(chosen(files, set(), 2, 60.0)[0]) == ["a", "b"]
+    assert names(choose_files(files, set(), 2, 60.0)[0]) == ["a", "b"]
 
 
 def test_a_batch_never_makes_the_rows_of_the_next_one_late() -> None:
@@ -51,7 +52,7 @@ def test_a_batch_never_makes_the_rows_of_the_next_one_late() -> None:
     sizes = []
     newest_s = float("-inf")
     while left:
-        taken, _ = chosen(left, set(), 1, 60.0)
+        taken, _ = choose_files(left, set(), 1, 60.0)
         assert all(one.first_s >= newest_s - 60.0 for one in taken)
         newest_s = max(one.last_s for one in taken)
         left = [one for one in left if one not in taken]
@@ -65,23 +66,23 @@ def test_copies_and_compacted_files_are_taken_once() -> None:
     whole = file("whole", 0, 119, "a", "b")
 
     # Beside its parts.
-    taken, left_out = chosen([file("a", 0, 59), file("b", 60, 119), whole], set(), 9, 60.0)
+    taken, left_out = choose_files([file("a", 0, 59), file("b", 60, 119), whole], set(), 9, 60.0)
     assert names(taken) == ["whole"]
     assert {one.reason for one in left_out} == {REPLACED}
     # After them.
-    taken, left_out = chosen([whole], {"a", "b"}, 9, 60.0)
-    assert (taken, left_out) == ([], [LeftOut("/whole", ALREADY_READ)])
+    taken, left_out = choose_files([whole], {"a", "b"}, 9, 60.0)
+    assert (taken, left_out) == ([], [SkippedFile("/whole", ALREADY_READ)])
     # After one of them: the rows sort it out.
-    assert names(chosen([whole], {"a"}, 9, 60.0)[0]) == ["whole"]
+    assert names(choose_files([whole], {"a"}, 9, 60.0)[0]) == ["whole"]
     # A copy, before and after.
-    copy = LakeFile("/copy", "queue_samples", "a", 1, 0, 59)
-    taken, left_out = chosen([file("a", 0, 59), copy], set(), 9, 60.0)
+    copy = CandidateFile("/copy", "queue_samples", "a", 1, 0, 59)
+    taken, left_out = choose_files([file("a", 0, 59), copy], set(), 9, 60.0)
     assert (names(taken), len(left_out)) == (["a"], 1)
-    assert chosen([copy], {"a"}, 9, 60.0) == ([], [LeftOut("/copy", DUPLICATE)])
+    assert choose_files([copy], {"a"}, 9, 60.0) == ([], [SkippedFile("/copy", DUPLICATE)])
 
 
 def test_what_cannot_be_read_is_left_out_with_a_reason(lake_of: LakeOf) -> None:
-    place = Place.of(str(lake_of.folder))
+    place = LakeFolder.of(str(lake_of.folder))
     rows = [{"at": NOON + timedelta(seconds=s)} for s in (0, 5, 9)]
     good = lake_of.write(QUEUE_SAMPLES, rows, file_id="good")
     cut = lake_of.write(QUEUE_SAMPLES, rows)
@@ -90,14 +91,14 @@ def test_what_cannot_be_read_is_left_out_with_a_reason(lake_of: LakeOf) -> None:
     fewer = lake_of.write(QUEUE_SAMPLES, rows)
     shutil.copy(lake_of.write(QUEUE_SAMPLES, [], schema=QUEUE_SAMPLES.columns.remove(3)), fewer)
 
-    found = [examined(place, str(p), QUEUE_SAMPLES, 0.0) for p in (good, cut, future, fewer)]
+    found = [examine_file(place, str(p), QUEUE_SAMPLES, 0.0) for p in (good, cut, future, fewer)]
 
     start_s = NOON.timestamp()
     assert found == [
-        LakeFile(str(good), "queue_samples", "good", 3, start_s, start_s + 9),
-        LeftOut(str(cut), UNREADABLE),
-        LeftOut(str(future), OTHER_VERSION),
-        LeftOut(str(fewer), OTHER_COLUMNS),
+        CandidateFile(str(good), "queue_samples", "good", 3, start_s, start_s + 9),
+        SkippedFile(str(cut), UNREADABLE),
+        SkippedFile(str(future), OTHER_VERSION),
+        SkippedFile(str(fewer), OTHER_COLUMNS),
     ]
 
 
@@ -106,9 +107,9 @@ def test_rows_of_a_clock_that_ran_ahead_are_left_out(lake_of: LakeOf) -> None:
     path = lake_of.write(QUEUE_SAMPLES, rows)
     os.utime(path, (NOON.timestamp(), NOON.timestamp()))
 
-    found = examined(Place.of(str(lake_of.folder)), str(path), QUEUE_SAMPLES, 0.0)
+    found = examine_file(LakeFolder.of(str(lake_of.folder)), str(path), QUEUE_SAMPLES, 0.0)
 
-    assert isinstance(found, LakeFile)
+    assert isinstance(found, CandidateFile)
     assert (found.rows, found.last_s) == (2, NOON.timestamp())
     assert found.rows_left_out == {"in the future": 1}
 
@@ -116,7 +117,9 @@ def test_rows_of_a_clock_that_ran_ahead_are_left_out(lake_of: LakeOf) -> None:
 def test_the_log_remembers_over_restarts_and_in_short(tmp_path: Path) -> None:
     log = FileLog(tmp_path)
     for number in range(250):
-        entry = Entry([file(f"f{number}", number, number + 1)], [LeftOut(f"/x{number}", "cut")])
+        entry = BatchEntry(
+            [file(f"f{number}", number, number + 1)], [SkippedFile(f"/x{number}", "cut")]
+        )
         assert log.append(entry) == number + 1
         log.forget(number + 1, {f"/f{number}", f"/x{number}"})
 

@@ -8,7 +8,7 @@ import pytest
 from lake_of import LakeOf
 from refused_command import RefusedCommand
 
-from tidegate.pipeline.watching.watch import WatchOptions, held
+from tidegate.pipeline.watch import WatchOptions, lock_folder
 
 
 @pytest.mark.parametrize("place", ["file", "file/knowledge", "knowledge"])
@@ -29,7 +29,7 @@ def test_a_second_watcher_is_refused_by_name(
     lake_of: LakeOf, tmp_path: Path, refused_command: RefusedCommand
 ) -> None:
     options = WatchOptions(str(lake_of.folder), tmp_path / "knowledge" / "watch", [])
-    with held(options):
+    with lock_folder(options):
         done = refused_command("watch", "--lake", lake_of.folder, "--knowledge", "knowledge")
     assert done.code == 1
     assert "Traceback" not in done.err

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from lake_of import NOON
 
-from tidegate.agreement.document import Agreement, parse_agreement
-from tidegate.agreement.evaluation import Verdict
-from tidegate.pipeline.watching.service_level import Carried, slide
+from tidegate.agreements.document import Agreement, parse_agreement
+from tidegate.agreements.evaluation import Verdict
+from tidegate.pipeline.watch import ServiceLevelCarry, slide_windows
 
 ORDERS = parse_agreement(
     'name = "orders"\nqueue = "orders"\nwindow = "1m"\nobjective = 0.9\nperiod = "10h"\n'
@@ -29,15 +29,17 @@ def minutes(*verdicts: Verdict, first: int = 0) -> list[tuple[str, datetime, Ver
 
 
 def slid(
-    carried: Carried, windows: list[tuple[str, datetime, Verdict]], agreement: Agreement = ORDERS
-) -> tuple[list[dict[str, Any]], Carried]:
-    table, after = slide(carried, windows, [agreement])
+    carried: ServiceLevelCarry,
+    windows: list[tuple[str, datetime, Verdict]],
+    agreement: Agreement = ORDERS,
+) -> tuple[list[dict[str, Any]], ServiceLevelCarry]:
+    table, after = slide_windows(carried, windows, [agreement])
     return table.to_pylist(), after
 
 
 def test_counts_of_the_last_hour_and_the_budget() -> None:
     rows, _ = slid(
-        Carried(), minutes(*[Verdict.BREACHED] * 2, Verdict.NO_DATA, *[Verdict.MET] * 60)
+        ServiceLevelCarry(), minutes(*[Verdict.BREACHED] * 2, Verdict.NO_DATA, *[Verdict.MET] * 60)
     )
 
     third, last = rows[2], rows[-1]
@@ -54,7 +56,7 @@ def test_counts_of_the_last_hour_and_the_budget() -> None:
 def test_a_budget_of_an_hour_is_that_of_the_last_hour_and_not_of_the_clocks() -> None:
     hourly = replace(ORDERS, period_s=3600.0)
     # From half past noon: a breach, and as the clock strikes, half an hour of met windows.
-    rows, _ = slid(Carried(), minutes(Verdict.BREACHED, *[Verdict.MET] * 60), hourly)
+    rows, _ = slid(ServiceLevelCarry(), minutes(Verdict.BREACHED, *[Verdict.MET] * 60), hourly)
 
     # An hour of minutes allows six.
     assert [row["budget_left"] for row in rows[:60]] == [pytest.approx(1 - 1 / 6)] * 60
@@ -64,19 +66,19 @@ def test_a_budget_of_an_hour_is_that_of_the_last_hour_and_not_of_the_clocks() ->
 def test_the_worst_of_several_queues_decides() -> None:
     windows = [*minutes(Verdict.MET), *minutes(Verdict.WARNED), *minutes(Verdict.NO_DATA)]
 
-    rows, _ = slid(Carried(), windows)
+    rows, _ = slid(ServiceLevelCarry(), windows)
 
     assert [(row["verdict"], row["warned"]) for row in rows] == [("warned", 1)]
 
 
 def test_batches_one_by_one_say_what_one_batch_says() -> None:
     windows = minutes(*[Verdict.MET, Verdict.WARNED, Verdict.BREACHED, Verdict.BREACHED] * 40)
-    at_once, last = slid(Carried(), windows)
+    at_once, last = slid(ServiceLevelCarry(), windows)
 
-    carried, found = Carried(), []
+    carried, found = ServiceLevelCarry(), []
     for start in range(0, len(windows), 7):
         # As it is stored between batches.
-        carried = msgspec.json.decode(msgspec.json.encode(carried), type=Carried)
+        carried = msgspec.json.decode(msgspec.json.encode(carried), type=ServiceLevelCarry)
         rows, carried = slid(carried, windows[start : start + 7])
         found += rows
 
@@ -88,19 +90,19 @@ def test_an_alarm_needs_more_than_a_first_breach() -> None:
     # Objective 0.99: the fast alarm wants 13.4 % of the hour, and of the last five minutes.
     strict = replace(ORDERS, objective=0.99, period_s=28 * 86400.0)
 
-    rows, _ = slid(Carried(), minutes(*[Verdict.BREACHED] * 12), strict)
+    rows, _ = slid(ServiceLevelCarry(), minutes(*[Verdict.BREACHED] * 12), strict)
 
     # 9 of 60 is the first count beyond 13.4 %.
     assert [row["alarm"] for row in rows].index("fast") == 8
     # Over once the last five minutes are good.
-    _, after = slid(Carried(), minutes(*[Verdict.BREACHED] * 12), strict)
+    _, after = slid(ServiceLevelCarry(), minutes(*[Verdict.BREACHED] * 12), strict)
     rows, _ = slid(after, minutes(*[Verdict.MET] * 6, first=12), strict)
     assert rows[0]["alarm"] == "fast"
     assert rows[-1]["alarm"] != "fast"
 
 
 def test_a_changed_agreement_counts_anew() -> None:
-    _, carried = slid(Carried(), minutes(Verdict.BREACHED))
+    _, carried = slid(ServiceLevelCarry(), minutes(Verdict.BREACHED))
 
     same, _ = slid(carried, minutes(Verdict.MET, first=1), replace(ORDERS, source="elsewhere"))
     other, _ = slid(carried, minutes(Verdict.MET, first=1), replace(ORDERS, objective=0.8))
@@ -109,7 +111,7 @@ def test_a_changed_agreement_counts_anew() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    carried = Carried()
+    carried = ServiceLevelCarry()
     for day in range(5):
         _, carried = slid(carried, minutes(*[Verdict.MET] * 1440, first=1440 * day))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.pipeline.windows import width_for
+from tidegate.pipeline.jobs import width_for
 
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 

@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from tidegate.cli.learning import left_out, show_run
+from tidegate.cli.learn import left_out, show_run
 from tidegate.cli.output import Output
-from tidegate.pipeline.jobs.provisioning import boot_time, growth, machine_capacity
-from tidegate.telemetry.knowledge import SCHEMA, Reading, Run
+from tidegate.pipeline.jobs.services import boot_time, growth, machine_capacity
+from tidegate.telemetry.models import SCHEMA, LearningRun, ReadCounts
 
 
 def test_one_file_is_no_files() -> None:
-    reading = Reading(files=3, rows=10)
+    reading = ReadCounts(files=3, rows=10)
     reading.files_left_out["cut"] = 1
     reading.rows_left_out["NaN"] = 1204
     assert left_out(reading) == "1 file cut; 1,204 rows NaN"
@@ -38,8 +38,8 @@ def test_the_first_column_of_what_was_read_holds_kinds_and_is_called_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     noon = datetime(2026, 3, 14, 12, 0, tzinfo=UTC)
-    reading = {"queue_samples": Reading(files=3, rows=10)}
-    show_run(Run(SCHEMA, "run", noon, noon, noon, 1.0, "lake", [], reading, []), Output())
+    reading = {"queue_samples": ReadCounts(files=3, rows=10)}
+    show_run(LearningRun(SCHEMA, "run", noon, noon, noon, 1.0, "lake", [], reading, []), Output())
     printed = capsys.readouterr().out.splitlines()
     assert [line.split("\t")[:3] for line in printed[:2]] == [
         ["kind", "files", "read"],

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from tidegate.core.budget import Budget
 from tidegate.core.model import Order
-from tidegate.core.segment import Segment
+from tidegate.core.segment import Budget, Segment
 from tidegate.queueing.queue import Queue
-from tidegate.queueing.receiver import ANYONE
+from tidegate.queueing.spans import ANYONE
 
 
 def queue_of(*priorities_and_arrivals: tuple[int, float], keep: bool = True) -> Queue:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.core.budget import Budget
 from tidegate.core.model import Order
-from tidegate.core.segment import Segment
+from tidegate.core.segment import Budget, Segment
 from tidegate.queueing.queue import Queue
 
 

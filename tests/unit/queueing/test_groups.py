@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from tidegate.core.budget import Budget
 from tidegate.core.model import Attributes, Order
-from tidegate.core.segment import Segment
-from tidegate.queueing.lifecycle import Event
-from tidegate.queueing.match import Match
-from tidegate.queueing.queue import Queue
-from tidegate.queueing.span import Span
+from tidegate.core.segment import Budget, Segment
+from tidegate.queueing import MessageEvent
+from tidegate.queueing.queue import MessageSelector, Queue
+from tidegate.queueing.spans import Span
 
 CLIENT = 1
 
@@ -39,7 +37,9 @@ def segment(
 
 
 def take(queue: Queue, count: int = 100, client: int = CLIENT) -> list[Span]:
-    return [span.advance(Event.DELIVERED) for span in queue.take(count, client, Order.OLDEST)]
+    return [
+        span.advance(MessageEvent.DELIVERED) for span in queue.take(count, client, Order.OLDEST)
+    ]
 
 
 def ids(spans: list[Span]) -> list[int]:
@@ -77,7 +77,7 @@ def test_a_returned_message_comes_before_those_behind_it() -> None:
     queue = new_queue()
     queue.add(segment(1, "a", "a"), keep=True)
 
-    queue.put_back(take(queue), Event.RETURNED)
+    queue.put_back(take(queue), MessageEvent.RETURNED)
 
     assert ids(take(queue)) == [1]
     assert take(queue) == []
@@ -120,7 +120,7 @@ def test_who_expires_while_it_waits_for_its_group_leaves() -> None:
 
     assert ids(expired) == [3]
     for span in expired:
-        queue.done(span, Event.EXPIRED)
+        queue.done(span, MessageEvent.EXPIRED)
     seen = ids(taken)
     while taken:
         for span in taken:
@@ -136,7 +136,7 @@ def test_a_group_goes_on_when_the_one_that_was_out_expires() -> None:
     queue.add(segment(2, "a"), keep=True)
 
     for span in queue.take_expired(11.0):
-        queue.done(span, Event.EXPIRED)
+        queue.done(span, MessageEvent.EXPIRED)
 
     assert queue.turnstile.freed
     assert ids(take(queue)) == [2]
@@ -176,7 +176,7 @@ def test_a_selective_read_does_not_reach_behind_the_one_that_is_out() -> None:
     queue.add(segment(1, "a", "a"), keep=True)
     assert ids(take(queue)) == [1]
 
-    assert queue.take_match(Match(sender=1), CLIENT, Order.OLDEST) is None
+    assert queue.take_match(MessageSelector(sender=1), CLIENT, Order.OLDEST) is None
 
 
 def test_ten_thousand_groups_are_let_out_in_order() -> None:
@@ -243,7 +243,7 @@ def test_a_group_goes_on_when_two_older_ones_come_late() -> None:
     queue.add(segment(30, "a"), keep=True)
     (newest,) = take(queue)
     queue.add(segment(10, "a"), keep=True)
-    queue.put_back([newest], Event.RETURNED)
+    queue.put_back([newest], MessageEvent.RETURNED)
     queue.add(segment(20, "a"), keep=True)
 
     order = []

@@ -5,13 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.budget import Budget
 from tidegate.core.model import Attributes, Order
-from tidegate.core.segment import Segment
-from tidegate.queueing.lease import LeaseBook
-from tidegate.queueing.lifecycle import Event, State
+from tidegate.core.segment import Budget, Segment
+from tidegate.queueing import MessageEvent, MessageState
+from tidegate.queueing.leases import LeaseBook
 from tidegate.queueing.queue import Queue
-from tidegate.queueing.receiver import ANYONE
+from tidegate.queueing.spans import ANYONE
 
 
 def a_segment(
@@ -105,9 +104,9 @@ def test_exactly_those_leave_whose_time_is_over(
     left: set[int] = set()
     for now in sorted(times):
         for span in queue.take_expired(float(now)):
-            assert span.state in (State.READY, State.SCHEDULED)
+            assert span.state in (MessageState.READY, MessageState.SCHEDULED)
             left |= {span.first_id + n for n in range(len(span))}
-            queue.done(span, Event.EXPIRED)
+            queue.done(span, MessageEvent.EXPIRED)
         over = {i for i, at in expiry_of.items() if at is not None and at <= now}
         assert left == over
         assert len(queue) == len(expiry_of) - len(over)

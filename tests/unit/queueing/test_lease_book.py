@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from thoroughness import examples
 
 from tidegate.core.segment import Segment
-from tidegate.queueing.lease import LeaseBook
-from tidegate.queueing.lifecycle import State
-from tidegate.queueing.span import Span
+from tidegate.queueing import MessageState
+from tidegate.queueing.leases import LeaseBook
+from tidegate.queueing.spans import Span
 
 LEASE_S = 10.0
 
@@ -34,7 +34,7 @@ def span_of(first_id: int, count: int) -> Span:
         payload=b"x" * count,
         senders=[1],
     )
-    return Span(segment, 0, count, State.READY)
+    return Span(segment, 0, count, MessageState.READY)
 
 
 @settings(max_examples=examples(500), deadline=None)

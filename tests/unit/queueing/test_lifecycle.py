@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 
 from tidegate.core.errors import InternalError
-from tidegate.queueing.lifecycle import TRANSITIONS, Event, State, after
+from tidegate.queueing import TRANSITIONS, MessageEvent, MessageState, next_state
 
 
-@pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("event", Event)
-def test_only_what_stands_in_the_table_happens(state: State, event: Event) -> None:
+@pytest.mark.parametrize("state", MessageState)
+@pytest.mark.parametrize("event", MessageEvent)
+def test_only_what_stands_in_the_table_happens(state: MessageState, event: MessageEvent) -> None:
     if event in TRANSITIONS[state]:
-        assert after(state, event) is TRANSITIONS[state][event]
+        assert next_state(state, event) is TRANSITIONS[state][event]
     else:
         with pytest.raises(InternalError, match=state.value):
-            after(state, event)
+            next_state(state, event)
 
 
 def test_what_is_done_stays_done_and_everything_can_get_there() -> None:
-    assert TRANSITIONS[State.DONE] == {}
-    reached = {State.ACCEPTED}
+    assert TRANSITIONS[MessageState.DONE] == {}
+    reached = {MessageState.ACCEPTED}
     while more := {t for s in reached for t in TRANSITIONS[s].values()} - reached:
         reached |= more
-    assert reached == set(State)
+    assert reached == set(MessageState)

@@ -26,16 +26,11 @@ from hypothesis.stateful import (
 )
 from thoroughness import examples
 
-from tidegate.core.budget import Budget
-from tidegate.core.id_ranges import joined
-from tidegate.core.model import Attributes, Order
-from tidegate.core.segment import Segment
-from tidegate.queueing.lifecycle import Event, State
-from tidegate.queueing.match import Match
-from tidegate.queueing.queue import Queue
-from tidegate.queueing.rank import EVERYTHING, NOTHING
-from tidegate.queueing.receiver import ANYONE
-from tidegate.queueing.span import Span
+from tidegate.core.model import Attributes, Order, merge_ranges
+from tidegate.core.segment import Budget, Segment
+from tidegate.queueing import MessageEvent, MessageState
+from tidegate.queueing.queue import MessageSelector, Queue
+from tidegate.queueing.spans import AFTER_ALL, ANYONE, BEFORE_ALL, Span
 
 CLIENTS = [1, 2, 3]
 SENDERS = [1, 2]
@@ -392,7 +387,7 @@ class QueueMachine(RuleBasedStateMachine):
         spans = self.queue.take(count, client, order, ageing_s)
         self.check_taken(spans, client, order, count, ageing_s)
         for span in spans:
-            span.advance(Event.DELIVERED)
+            span.advance(MessageEvent.DELIVERED)
         return multiple(*spans)
 
     @rule(
@@ -411,8 +406,8 @@ class QueueMachine(RuleBasedStateMachine):
         context: int | None,
         searched: bool,
     ) -> object:
-        horizon = EVERYTHING if searched else NOTHING
-        span = self.queue.take_match(Match(sender, context), client, order, horizon)
+        horizon = AFTER_ALL if searched else BEFORE_ALL
+        span = self.queue.take_match(MessageSelector(sender, context), client, order, horizon)
         if span is not None and not searched and context is None:
             # Then it is the first of all, in memory or not.
             first = next(
@@ -434,7 +429,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert len(span) == 1
         assert span.first_id == matching[0].message_id
         self.lease(matching[0])
-        span.advance(Event.DELIVERED)
+        span.advance(MessageEvent.DELIVERED)
         return span
 
     def is_ours(self, span: Span) -> bool:
@@ -456,7 +451,7 @@ class QueueMachine(RuleBasedStateMachine):
             entry.state = "ready" if put_off_s is None else "later"
             entry.due = self.now + (put_off_s or 0.0)
         if put_off_s is None:
-            self.queue.put_back([rest], Event.RETURNED)
+            self.queue.put_back([rest], MessageEvent.RETURNED)
         else:
             self.queue.put_off([rest], self.now + put_off_s)
 
@@ -484,9 +479,9 @@ class QueueMachine(RuleBasedStateMachine):
     def leave(self, spans: list[Span], stays: bool) -> None:
         """For another queue; or that could not take them."""
         for span in spans:
-            span.advance(Event.GIVEN_UP)
+            span.advance(MessageEvent.GIVEN_UP)
             if not stays:
-                self.done(span, Event.MOVED)
+                self.done(span, MessageEvent.MOVED)
             else:
                 for entry in self.entries(span):
                     entry.state = "ready"
@@ -506,7 +501,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert len(taken) <= count
         self.leave(spans, stays)
 
-    def done(self, span: Span, event: Event = Event.ACKED) -> None:
+    def done(self, span: Span, event: MessageEvent = MessageEvent.ACKED) -> None:
         finished = self.queue.done(span, event)
         first_id = span.segment.first_id
         self.settle(range(span.first_id, span.first_id + len(span)))
@@ -577,7 +572,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(ids=st.sets(st.integers(1, 60), min_size=1))
     def acknowledge_ids(self, ids: set[int]) -> None:
         expected = [entry.message_id for entry in self.ready_for_anyone(ids)]
-        spans = self.queue.contents.take_between(joined((each, each) for each in ids))
+        spans = self.queue.contents.take_between(merge_ranges((each, each) for each in ids))
         assert sorted(span.first_id + n for span in spans for n in range(len(span))) == expected
         for span in spans:
             self.done(span)
@@ -639,7 +634,7 @@ class QueueMachine(RuleBasedStateMachine):
                 if entry.state == "leased":
                     offset = entry.message_id - entry.segment_id
                     held = self.resident[entry.segment_id]
-                    self.done(Span(held, offset, offset + 1, State.LEASED))
+                    self.done(Span(held, offset, offset + 1, MessageState.LEASED))
             assert self.open_count < before
         assert len(self.queue) == 0
 

@@ -7,12 +7,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.budget import Budget
 from tidegate.core.model import Attributes, Order
-from tidegate.core.segment import Segment
-from tidegate.queueing.lifecycle import Event
+from tidegate.core.segment import Budget, Segment
+from tidegate.queueing import MessageEvent
 from tidegate.queueing.queue import Queue
-from tidegate.queueing.span import Span
+from tidegate.queueing.spans import Span
 
 CLIENT = 1
 
@@ -128,9 +127,9 @@ def test_a_returned_message_goes_before_the_later_ones_of_its_tenant() -> None:
     shop.put("red", "red", "red", "blue", "blue")
     first = shop.take_spans(1)
     for span in first:
-        span.advance(Event.DELIVERED)
+        span.advance(MessageEvent.DELIVERED)
 
-    shop.queue.put_back(first, Event.RETURNED)
+    shop.queue.put_back(first, MessageEvent.RETURNED)
 
     taken = shop.take(5)
     assert sorted(taken) == [1, 2, 3, 4, 5]

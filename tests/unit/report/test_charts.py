@@ -12,15 +12,18 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from tidegate.report.axes import days, time_axis
-from tidegate.report.balance import BalanceWindow, balance_chart
-from tidegate.report.chart import Chart
-from tidegate.report.drawing import STYLE, WIDTH_IN, draw_into
-from tidegate.report.forecasts import forecasts
-from tidegate.report.learned import Learned
-from tidegate.report.phases import Phase, phase_chart
-from tidegate.report.queues import queue_sections
-from tidegate.report.waits import WaitWindow, wait_chart
+from tidegate.report.capacity import forecasts
+from tidegate.report.charts import STYLE, WIDTH_IN, Chart, days, draw_into, time_axis
+from tidegate.report.queues import (
+    BalanceWindow,
+    RequestPhase,
+    WaitWindow,
+    balance_chart,
+    phase_chart,
+    queue_sections,
+    wait_chart,
+)
+from tidegate.telemetry.learned import LearnedModels
 
 WAIT = wait_chart([WaitWindow(NOON, 60.0, 10, 0.1, 0.2, 0.3)])
 BALANCE = balance_chart([BalanceWindow(NOON, 10.0, 8.0, 120.0, "flooded")], 60.0)
@@ -60,7 +63,7 @@ def test_years_have_as_few_ticks_as_hours() -> None:
 
 def test_names_of_requests_have_room_and_the_rarest_are_left_to_the_table() -> None:
     verbs = ["all", "ConsumerPrefetch", "Put", "Get", "Peek", "AnswerOf" * 9, "Status", "Move", "x"]
-    phases = [Phase(verb, "store", 10.0, 5.0, None, None, 1.0) for verb in verbs]
+    phases = [RequestPhase(verb, "store", 10.0, 5.0, None, None, 1.0) for verb in verbs]
     chart = phase_chart(phases, verbs)
     axes = drawn(chart)
     labels = axes.get_yticklabels()
@@ -101,10 +104,10 @@ def test_a_forecast_refused_for_want_of_history_is_a_sentence_and_no_chart(
     knowledge_of.add_model("forecast", "young", accepted=False, reason=why)
     knowledge_of.write()
 
-    charts, refused = forecasts(Learned(knowledge_of.folder), list(bounds))
+    charts, refused = forecasts(LearnedModels(knowledge_of.folder), list(bounds))
 
     assert list(charts) == ["walk"]
     assert refused == {"young": f"No forecast yet: {why}."}
-    (section,) = queue_sections(Learned(knowledge_of.folder), [("young", 10.0)])
+    (section,) = queue_sections(LearnedModels(knowledge_of.folder), [("young", 10.0)])
     assert not section.charts
     assert section.notes == [f"No forecast yet: {why}."]

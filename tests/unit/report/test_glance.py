@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from knowledge_of import NOON, KnowledgeOf
 
-from tidegate.agreement.document import parse_agreement
-from tidegate.report.chart import Card
-from tidegate.report.glance import glance_section
-from tidegate.report.learned import Learned
+from tidegate.agreements.document import parse_agreement
+from tidegate.report.agreements import summary_section
+from tidegate.report.charts import Card
+from tidegate.telemetry.learned import LearnedModels
 
 
 def card(knowledge: KnowledgeOf, verdicts: list[str], budget_left: float, burn_rate: float) -> Card:
@@ -36,7 +36,7 @@ def card(knowledge: KnowledgeOf, verdicts: list[str], budget_left: float, burn_r
     ]
     knowledge.agreements = ["orders"]
     knowledge.add("service_levels", [level]).add("compliance", windows).write()
-    (found,) = glance_section(Learned(knowledge.folder), []).cards
+    (found,) = summary_section(LearnedModels(knowledge.folder), []).cards
     return found
 
 
@@ -100,6 +100,6 @@ def test_the_worst_window_is_told_in_the_words_of_the_promise(
     agreement = parse_agreement(
         f'name = "orders"\nqueue = "orders"\n[metrics.{metric}]\nbreach = {breach}', "orders.toml"
     )
-    (found,) = glance_section(Learned(knowledge_of.folder), [agreement]).cards
+    (found,) = summary_section(LearnedModels(knowledge_of.folder), [agreement]).cards
     assert ("Worst window", told) in found.facts
     assert ("which began", "14 Mar 12:00:00 UTC") in found.facts

@@ -13,15 +13,13 @@ import pytest
 from afternoon import FLOOD, QUEUES, SCRIPT
 from knowledge_of import EVENING, NOON, KnowledgeOf
 
-from tidegate.agreement.document import parse_agreement
-from tidegate.pipeline.watching.anomalies import SCHEMA as ANOMALIES
-from tidegate.pipeline.watching.batches import Batches
-from tidegate.report.figures import count, percent
-from tidegate.report.learned import Learned, NothingLearned
-from tidegate.report.page import html_of
+from tidegate.agreements.document import parse_agreement
+from tidegate.pipeline.watch import ANOMALY_SCHEMA as ANOMALIES
+from tidegate.report.charts import count, percent
+from tidegate.report.page import document_of, html_of, write_report
 from tidegate.report.pdf import write_pdf
-from tidegate.report.report import document_of, write_report
-from tidegate.report.waits import WaitWindow, wait_chart
+from tidegate.report.queues import WaitWindow, wait_chart
+from tidegate.telemetry.learned import LearnedModels, NothingLearned, QueryResults
 
 
 class Parsed(HTMLParser):
@@ -65,7 +63,7 @@ class Parsed(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page(an_afternoon: KnowledgeOf) -> str:
-    return html_of(document_of(Learned(an_afternoon.folder)))
+    return html_of(document_of(LearnedModels(an_afternoon.folder)))
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +204,7 @@ def test_what_was_promised_is_told_and_drawn_where_the_documents_are_at_hand(
     agreement = parse_agreement(
         'name = "kept"\nqueue = "ord*"\n[metrics.wait_p99]\nbreach = "250ms"', "kept.toml"
     )
-    page = html_of(document_of(Learned(an_afternoon.folder), agreements=[agreement]))
+    page = html_of(document_of(LearnedModels(an_afternoon.folder), agreements=[agreement]))
     text = Parsed(page).text
     assert "ord*: wait p99 below 250 ms in 99 % of windows of 60 s over 28 d" in text
     # At its line in the chart, too.
@@ -218,7 +216,7 @@ def test_agreements_that_were_not_judged_are_not_called_undeclared(
 ) -> None:
     knowledge_of.agreements = ["orders"]
     knowledge_of.write()
-    text = Parsed(html_of(document_of(Learned(knowledge_of.folder)))).text
+    text = Parsed(html_of(document_of(LearnedModels(knowledge_of.folder)))).text
     assert "Agreements were declared but not judged" in text
 
 
@@ -230,7 +228,7 @@ def test_a_refused_model_is_told_with_its_reason(parsed: Parsed) -> None:
 def written(an_afternoon: KnowledgeOf, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the page and the PDF; the PDF takes longest to draw."""
     folder = tmp_path_factory.mktemp("written")
-    document = document_of(Learned(an_afternoon.folder))
+    document = document_of(LearnedModels(an_afternoon.folder))
     write_report(document, folder / "report.html", folder / "report.pdf")
     return folder
 
@@ -238,7 +236,7 @@ def written(an_afternoon: KnowledgeOf, tmp_path_factory: pytest.TempPathFactory)
 def test_the_same_knowledge_gives_the_same_bytes(
     page: str, an_afternoon: KnowledgeOf, written: Path, tmp_path: Path
 ) -> None:
-    again = document_of(Learned(an_afternoon.folder))
+    again = document_of(LearnedModels(an_afternoon.folder))
     assert html_of(again) == page
     write_pdf(again, tmp_path / "again.pdf")
     assert (tmp_path / "again.pdf").read_bytes() == (written / "report.pdf").read_bytes()
@@ -264,7 +262,7 @@ def test_thousands_of_queues_make_no_thousands_of_charts(knowledge_of: Knowledge
     }
     rows = [{"queue": f"q{n:04}", "produced_per_s": float(n), **window} for n in range(3000)]
     knowledge_of.add("stability", rows).write()
-    page = html_of(document_of(Learned(knowledge_of.folder), 5))
+    page = html_of(document_of(LearnedModels(knowledge_of.folder), 5))
     assert len(page) < 400_000
     assert [q for q in ("q2999", "q2995", "q2994") if f">{q}</h2>" in page] == ["q2999", "q2995"]
     assert f"{count(2995)} more queues are not drawn" in Parsed(page).text
@@ -275,7 +273,7 @@ def test_without_tables_each_section_says_what_is_missing_and_how_to_get_it(
 ) -> None:
     knowledge_of.failures = {"stability": "OutOfMemory: <b>too little"}
     knowledge_of.write()
-    parsed = Parsed(html_of(document_of(Learned(knowledge_of.folder))))
+    parsed = Parsed(html_of(document_of(LearnedModels(knowledge_of.folder))))
     assert "figure" not in parsed.tags
     assert parsed.text.count("tidegate learn") >= 5
     assert "No agreement was declared" in parsed.text
@@ -286,7 +284,7 @@ def test_an_empty_table_is_as_good_as_none(knowledge_of: KnowledgeOf) -> None:
     for table in ("stability", "capacity", "identification", "prefetch_levels", "forecast"):
         knowledge_of.add(table, [])
     knowledge_of.write()
-    assert "figure" not in Parsed(html_of(document_of(Learned(knowledge_of.folder)))).tags
+    assert "figure" not in Parsed(html_of(document_of(LearnedModels(knowledge_of.folder)))).tags
 
 
 def test_a_broken_table_is_told_and_the_others_are_shown(tmp_path: Path) -> None:
@@ -296,7 +294,7 @@ def test_a_broken_table_is_told_and_the_others_are_shown(tmp_path: Path) -> None
     knowledge.write()
     file = knowledge.table_file("capacity")
     file.write_bytes(file.read_bytes()[:100])
-    learned = Learned(knowledge.folder)
+    learned = LearnedModels(knowledge.folder)
     parsed = Parsed(html_of(document_of(learned)))
     assert "Throughput against clients" not in parsed.text
     assert "Stability" in parsed.text
@@ -311,20 +309,20 @@ def test_a_table_of_another_version_is_told(tmp_path: Path) -> None:
     knowledge.write()
     file = knowledge.table_file("forecast")
     pq.write_table(pq.read_table(file).drop_columns(["low_per_s"]), file)
-    parsed = Parsed(html_of(document_of(Learned(knowledge.folder))))
+    parsed = Parsed(html_of(document_of(LearnedModels(knowledge.folder))))
     assert "the table forecast has no column low_per_s" in parsed.text
 
 
 def test_before_the_first_run_a_sentence_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(NothingLearned, match=r"nothing has been learned yet.*`tidegate learn`"):
-        Learned(tmp_path)
+        LearnedModels(tmp_path)
 
 
 def test_what_was_left_out_is_said_at_the_head(knowledge_of: KnowledgeOf) -> None:
     knowledge_of.reading["queue_samples"].rows_left_out["NaN"] = 1204
     knowledge_of.reading["queue_samples"].files_left_out["cut"] = 1
     knowledge_of.write()
-    facts = dict(document_of(Learned(knowledge_of.folder)).facts)
+    facts = dict(document_of(LearnedModels(knowledge_of.folder)).facts)
     assert facts["Left out"] == f"{count(1204)} rows NaN; 1 file cut"
     assert facts["Learned"] == f"{EVENING:%-d %b %Y, %H:%M} UTC"
 
@@ -344,10 +342,10 @@ def test_the_newest_anomalies_are_shown_where_somebody_watches(knowledge_of: Kno
         for minute in range(30)
     ]
     watch = knowledge_of.write() / "watch"
-    Batches(watch / "rates").store(
+    QueryResults(watch / "rates").store(
         1, {"anomalies": pa.Table.from_pylist(rows, ANOMALIES)}, carried=b"{}"
     )
-    parsed = Parsed(html_of(document_of(Learned(knowledge_of.folder))))
+    parsed = Parsed(html_of(document_of(LearnedModels(knowledge_of.folder))))
     assert "anomalies" in parsed.sections
     assert "rate in of queue <b> began, 572 where 100 was expected" in parsed.text
     assert "Shown are 20 of 30 rows" in parsed.text

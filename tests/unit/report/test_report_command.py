@@ -29,7 +29,7 @@ def report(
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "argv", ["tidegate", "report", *words])
         with pytest.raises(SystemExit) as ended:
-            app.main()
+            app.run_app()
         printed = capsys.readouterr()
         return Said(ended.value.code, printed.out, printed.err)
 

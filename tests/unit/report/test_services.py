@@ -7,16 +7,15 @@ from datetime import timedelta
 from knowledge_of import NOON, KnowledgeOf
 from shop_day import shop_agreement, with_shop
 
-from tidegate.report.chart import Section
-from tidegate.report.learned import Learned
-from tidegate.report.page import html_of
-from tidegate.report.report import document_of
+from tidegate.report.agreements import violation_records
+from tidegate.report.charts import ReportSection
+from tidegate.report.page import document_of, html_of
 from tidegate.report.services import response_limits
-from tidegate.report.violations import turns
+from tidegate.telemetry.learned import LearnedModels
 
 
-def sections_of(folder_of: KnowledgeOf, *, promised: bool = True) -> dict[str, Section]:
-    learned = Learned(folder_of.write())
+def sections_of(folder_of: KnowledgeOf, *, promised: bool = True) -> dict[str, ReportSection]:
+    learned = LearnedModels(folder_of.write())
     agreements = [shop_agreement()] if promised else []
     return {one.title: one for one in document_of(learned, agreements=agreements).sections}
 
@@ -52,7 +51,7 @@ def test_the_strictest_promise_is_drawn_where_it_warns_and_where_it_breaks() -> 
 
 
 def test_without_the_agreement_or_a_request_the_page_is_whole(knowledge_of: KnowledgeOf) -> None:
-    learned = Learned(with_shop(knowledge_of).write())
+    learned = LearnedModels(with_shop(knowledge_of).write())
     document = document_of(learned)
     found = {one.title: one for one in document.sections}
 
@@ -83,7 +82,7 @@ def test_an_episode_ends_when_the_promise_is_eased_or_another_begins(
     rows = [turn(1, "kept"), turn(2, "breached"), turn(4, "breached"), turn(5, "eased")]
     knowledge_of.add("violations", [*rows, turn(6, "kept"), turn(7, "warned")])
 
-    found = turns(Learned(knowledge_of.write()))["a"]
+    found = violation_records(LearnedModels(knowledge_of.write()))["a"]
 
     lasted = [(one.lasted_s(NOON) / 60, one.ends is None) for one in found.episodes]
     assert lasted == [(2.0, False), (1.0, False)]

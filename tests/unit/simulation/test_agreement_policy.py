@@ -7,19 +7,18 @@ from functools import cache
 import msgspec
 import pytest
 
-from tidegate.core.scaling import ScalingPolicy
-from tidegate.simulation import generators
-from tidegate.simulation.outcome import Outcome
-from tidegate.simulation.run import simulate
-from tidegate.simulation.scenarios import load, with_policy
-from tidegate.simulation.settings import Fault, FaultKind
+from tidegate.core.topology import ScalingPolicy
+from tidegate.simulation import traces
+from tidegate.simulation.plant import Fault, FaultKind
+from tidegate.simulation.run import SimulationResult, simulate
+from tidegate.simulation.traces import load_scenario, with_policy
 
 SLOTS = 2
 
 
 @cache
-def simulated(policy: ScalingPolicy, seed: int, **scaling: object) -> Outcome:
-    scenario = with_policy(load("agreement", seed), policy)
+def simulated(policy: ScalingPolicy, seed: int, **scaling: object) -> SimulationResult:
+    scenario = with_policy(load_scenario("agreement", seed), policy)
     changed = msgspec.structs.replace(scenario.scaling, **scaling)
     return simulate(msgspec.structs.replace(scenario, scaling=changed), seed, record=False)
 
@@ -51,8 +50,8 @@ def test_keeping_it_takes_less_than_a_third_more_than_knowing_the_load(seed: int
 
 @pytest.mark.parametrize("kind", [FaultKind.SLOW, FaultKind.MACHINE, FaultKind.STALE])
 def test_what_goes_wrong_may_warn_and_does_not_breach(kind: FaultKind) -> None:
-    base = load("agreement", 1)
+    base = load_scenario("agreement", 1)
     fault = Fault(at_s=300.0, kind=kind, duration_s=30.0)
-    steady = generators.sampled("steady", 600.0, lambda _: 70.0)
+    steady = traces.sampled("steady", 600.0, lambda _: 70.0)
     outcome = simulate(msgspec.structs.replace(base, trace=steady, faults=[fault]), 1, record=False)
     assert outcome.windows_breached == 0

@@ -6,9 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as some
 from thoroughness import examples
 
-from tidegate.core.fleet import MachineState
-from tidegate.core.replication import ReplicaState, Role
-from tidegate.core.steering import (
+from tidegate.core.decisions import (
     AddReplica,
     Boot,
     CancelDrain,
@@ -21,13 +19,16 @@ from tidegate.core.steering import (
     Retire,
     SetShares,
 )
-from tidegate.laws.election import Standing, elect
-from tidegate.simulation.plant import Plant
-from tidegate.simulation.settings import PlantSettings
+from tidegate.core.machines import MachineState
+from tidegate.core.topology import MemberRole, ReplicaState
+from tidegate.laws.scaling.clients import ReplicaLoad, elect
+from tidegate.simulation.plant import PlantSettings, SimulatedPlant
 
 
-def _plant(machines: int = 1, slots: int = 4, replicas: int = 1, **settings: float) -> Plant:
-    plant = Plant(
+def _plant(
+    machines: int = 1, slots: int = 4, replicas: int = 1, **settings: float
+) -> SimulatedPlant:
+    plant = SimulatedPlant(
         "orders",
         PlantSettings(machines_at_start=machines, poisson=False, boot_s=10.0, **settings),  # type: ignore[arg-type]
         slots,
@@ -42,7 +43,7 @@ def _plant(machines: int = 1, slots: int = 4, replicas: int = 1, **settings: flo
     return plant
 
 
-def _conserved(plant: Plant) -> bool:
+def _conserved(plant: SimulatedPlant) -> bool:
     return plant.arrived == plant.consumed + plant.waiting + plant.in_service
 
 
@@ -53,8 +54,8 @@ def test_whatever_happens_every_message_is_somewhere(seed: int, steps: int) -> N
     chance = random.Random(seed)
     plant = _plant(machines=2, replicas=3)
     if chance.random() < 0.3:
-        plant.change_clients(Role.CONSUMER, 4)
-        plant.change_clients(Role.PRODUCER, 2)
+        plant.change_clients(MemberRole.CONSUMER, 4)
+        plant.change_clients(MemberRole.PRODUCER, 2)
     for _ in range(steps):
         number, other = chance.randint(0, 6), chance.randint(1, 6)
         machine_id = chance.randint(1, 5)
@@ -67,7 +68,7 @@ def test_whatever_happens_every_message_is_somewhere(seed: int, steps: int) -> N
                 CancelPending(1),
                 SetShares({one: chance.random() for one in plant.replicas}),
                 Exchange(number, other, chance.randint(0, 500)),
-                Migrate(Role.CONSUMER, number, other),
+                Migrate(MemberRole.CONSUMER, number, other),
                 Boot(2),
                 Halt(machine_id),
                 Place("orders", machine_id),
@@ -79,7 +80,7 @@ def test_whatever_happens_every_message_is_somewhere(seed: int, steps: int) -> N
         if chance.random() < 0.05:
             plant.kill_replica()
         if chance.random() < 0.1:
-            plant.change_clients(chance.choice(list(Role)), chance.choice([-1, 1]))
+            plant.change_clients(chance.choice(list(MemberRole)), chance.choice([-1, 1]))
         plant.tick(chance.choice([0.1, 1.0]), chance.uniform(0, 900), chance.uniform(0.2, 200.0))
         assert _conserved(plant)
         for replica in plant.replicas.values():
@@ -175,14 +176,14 @@ def test_a_replica_of_ours_stays_until_the_loop_retires_it() -> None:
     assert plant.replicas[2].state is ReplicaState.DRAINING
 
 
-@given(joins=some.lists(some.sampled_from(list(Role)), max_size=20))
+@given(joins=some.lists(some.sampled_from(list(MemberRole)), max_size=20))
 @settings(max_examples=examples(50), deadline=None)
-def test_clients_are_where_the_law_elects_them(joins: list[Role]) -> None:
+def test_clients_are_where_the_law_elects_them(joins: list[MemberRole]) -> None:
     plant = _plant(replicas=3)
     plant.carry_out(Drain(3))
     for role in joins:
         standings = [
-            Standing(one.number, one.producers, one.consumers)
+            ReplicaLoad(one.number, one.producers, one.consumers)
             for one in plant.replicas.values()
             if one.state is ReplicaState.SERVING
         ]

@@ -3,35 +3,34 @@
 import msgspec
 import pytest
 
-from tidegate.core.replication import Role
-from tidegate.core.scaling import Range, ScalingPolicy, Steering
-from tidegate.lab.elastic.simulated import worker_waited_for
-from tidegate.laws.elasticity import Elasticity
-from tidegate.simulation import generators
-from tidegate.simulation.outcome import Outcome, reversals_of
-from tidegate.simulation.run import simulate
-from tidegate.simulation.scenarios import PAPER, Scenario, load, with_policy
-from tidegate.simulation.settings import ClientChange, Fault, FaultKind, PlantSettings
-from tidegate.simulation.trace import Trace
+from tidegate.core.topology import ControlMode, MemberRole, Range, ScalingPolicy
+from tidegate.laws.scaling.load import LoadLawSettings
+from tidegate.simulation import traces
+from tidegate.simulation.plant import ClientChange, Fault, FaultKind, PlantSettings
+from tidegate.simulation.run import SimulationResult, reversals_of, simulate
+from tidegate.simulation.traces import PAPER, SimulationScenario, Trace, load_scenario, with_policy
+from tidegate_lab.papers.elastic.simulated import worker_waited_for
 
 POLICIES = [ScalingPolicy.LOAD, ScalingPolicy.LENGTH, ScalingPolicy.FEED_FORWARD]
 
 
-def _scenario(trace: Trace, policy: ScalingPolicy, *faults: Fault, **scaling: object) -> Scenario:
-    base = load("steps", 1)
+def _scenario(
+    trace: Trace, policy: ScalingPolicy, *faults: Fault, **scaling: object
+) -> SimulationScenario:
+    base = load_scenario("steps", 1)
     changed = msgspec.structs.replace(base.scaling, **scaling)
     whole = msgspec.structs.replace(base, trace=trace, scaling=changed, faults=faults)
     return with_policy(whole, policy)
 
 
-def _conserved(outcome: Outcome) -> bool:
+def _conserved(outcome: SimulationResult) -> bool:
     held = outcome.waiting_at_end + outcome.in_service_at_end
     return outcome.arrived == outcome.consumed + held
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_same_seed_is_the_same_bytes(policy: ScalingPolicy) -> None:
-    scenario = _scenario(generators.random_trace("bursts", 3, 600.0), policy)
+    scenario = _scenario(traces.random_trace("bursts", 3, 600.0), policy)
     scenario = msgspec.structs.replace(
         scenario, plant=msgspec.structs.replace(scenario.plant, boot_spread=0.3, boot_failure=0.2)
     )
@@ -41,9 +40,9 @@ def test_the_same_seed_is_the_same_bytes(policy: ScalingPolicy) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("kind", sorted(generators.KINDS))
+@pytest.mark.parametrize("kind", sorted(traces.KINDS))
 def test_every_policy_delivers_every_kind_of_load(kind: str, policy: ScalingPolicy) -> None:
-    outcome = simulate(_scenario(generators.random_trace(kind, 11, 600.0), policy), 11)
+    outcome = simulate(_scenario(traces.random_trace(kind, 11, 600.0), policy), 11)
     assert _conserved(outcome)
     assert outcome.machine_s >= 600.0
     assert 1 <= outcome.replicas_peak <= 16 + 4
@@ -78,14 +77,14 @@ def test_with_warm_machines_the_load_is_never_above_max_load(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["figure-6", "figure-8"])
 def test_the_listing_as_printed_is_above_max_load_a_poll_for_each_worker(name: str) -> None:
-    outcome = simulate(PAPER[name], elasticity=Elasticity(looks_ahead=False))
+    outcome = simulate(PAPER[name], elasticity=LoadLawSettings(looks_ahead=False))
     added = outcome.replicas_peak - 1
     assert outcome.above_s == added * PAPER[name].scaling.polling_interval_s
 
 
 @pytest.mark.parametrize("scenario", PAPER.values(), ids=PAPER)
 def test_every_ramp_of_the_paper_needs_a_machine_that_is_not_there_when_it_begins(
-    scenario: Scenario,
+    scenario: SimulationScenario,
 ) -> None:
     slots = scenario.scaling.slots_per_machine * (1 + (scenario.scaling.warm or 0))
     assert slots * scenario.plant.capacity_per_s < scenario.trace.peak_per_s
@@ -103,7 +102,7 @@ def test_feed_forward_needs_no_warm_machine_on_the_papers_ramp() -> None:
 def test_a_constant_load_causes_no_reversal_once_it_has_settled(
     policy: ScalingPolicy, rate_per_s: float
 ) -> None:
-    trace = generators.sampled("constant", 1800.0, lambda _: rate_per_s)
+    trace = traces.sampled("constant", 1800.0, lambda _: rate_per_s)
     outcome = simulate(_scenario(trace, policy), 2)
     assert outcome.reversals <= 2
     assert len(set(outcome.series.replicas[900:])) == 1
@@ -114,7 +113,7 @@ def test_a_constant_load_causes_no_reversal_once_it_has_settled(
 def test_square_and_saw_tooth_loads_cause_bounded_reversals(
     name: str, policy: ScalingPolicy
 ) -> None:
-    scenario = with_policy(load(name, 1), policy)
+    scenario = with_policy(load_scenario(name, 1), policy)
     outcome = simulate(scenario)
     # Six swings in the hour: up and down once each is what the load itself asks for.
     assert outcome.reversals <= (24 if policy is not ScalingPolicy.FEED_FORWARD else 12)
@@ -127,7 +126,7 @@ def test_square_and_saw_tooth_loads_cause_bounded_reversals(
 def test_nothing_is_done_on_measurements_that_are_old_or_no_numbers(
     kind: FaultKind, policy: ScalingPolicy
 ) -> None:
-    trace = generators.sampled("steps", 1200.0, lambda time: 600.0 if time < 600.0 else 20.0)
+    trace = traces.sampled("steps", 1200.0, lambda time: 600.0 if time < 600.0 else 20.0)
     fault = Fault(at_s=590.0, kind=kind, duration_s=300.0)
     scenario = _scenario(trace, policy, fault, polling_interval_s=1.0)
     # The KEDA-like one counts as stale what is older than two of its polls.
@@ -145,7 +144,7 @@ def test_nothing_is_done_on_measurements_that_are_old_or_no_numbers(
 
 
 def test_machines_that_die_are_replaced_and_nothing_is_lost() -> None:
-    outcome = simulate(load("machine-kills", 4), 4)
+    outcome = simulate(load_scenario("machine-kills", 4), 4)
     assert _conserved(outcome)
     assert outcome.boots >= 5
     assert outcome.series.replicas[-1] >= 5
@@ -153,7 +152,7 @@ def test_machines_that_die_are_replaced_and_nothing_is_lost() -> None:
 
 
 def test_boots_that_fail_are_tried_again() -> None:
-    trace = generators.sampled("step", 1800.0, lambda _: 700.0)
+    trace = traces.sampled("step", 1800.0, lambda _: 700.0)
     scenario = _scenario(trace, ScalingPolicy.FEED_FORWARD)
     scenario = msgspec.structs.replace(scenario, plant=PlantSettings(boot_failure=0.5))
     outcome = simulate(scenario, 3)
@@ -162,16 +161,16 @@ def test_boots_that_fail_are_tried_again() -> None:
 
 
 def test_clients_that_come_bring_a_second_replica_and_take_it_away_with_them() -> None:
-    outcome = simulate(load("clients", 1))
+    outcome = simulate(load_scenario("clients", 1))
     assert _conserved(outcome)
     assert max(outcome.series.replicas) >= 2
     assert outcome.series.replicas[-1] < max(outcome.series.replicas)
 
 
 def test_clients_are_spread_over_replicas() -> None:
-    joins = [ClientChange(at_s=5.0, role=role, count=6) for role in Role]
+    joins = [ClientChange(at_s=5.0, role=role, count=6) for role in MemberRole]
     scenario = _scenario(
-        generators.sampled("constant", 120.0, lambda _: 150.0),
+        traces.sampled("constant", 120.0, lambda _: 150.0),
         ScalingPolicy.CLIENTS,
         replicas=Range(2, 2),
     )
@@ -180,15 +179,15 @@ def test_clients_are_spread_over_replicas() -> None:
 
 
 def test_what_is_only_recommended_is_not_done() -> None:
-    trace = generators.sampled("constant", 300.0, lambda _: 300.0)
-    outcome = simulate(_scenario(trace, ScalingPolicy.LOAD, steering=Steering.RECOMMEND))
+    trace = traces.sampled("constant", 300.0, lambda _: 300.0)
+    outcome = simulate(_scenario(trace, ScalingPolicy.LOAD, steering=ControlMode.RECOMMEND))
     assert outcome.replicas_peak == 1
     assert outcome.average_load_peak > 10_000
 
 
 def test_progress_is_told_along_the_way() -> None:
     told: list[float] = []
-    simulate(load("figure-8", 1), progress=told.append)
+    simulate(load_scenario("figure-8", 1), progress=told.append)
     assert told == sorted(told)
     assert len(told) == 20
     assert told[-1] == pytest.approx(1.0, abs=0.01)

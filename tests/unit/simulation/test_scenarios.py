@@ -5,13 +5,18 @@ from pathlib import Path
 import pytest
 
 from tidegate.core.errors import InvalidValue
-from tidegate.core.scaling import ScalingPolicy
-from tidegate.simulation.scenarios import changed, load, names, with_policy
+from tidegate.core.topology import ScalingPolicy
+from tidegate.simulation.traces import (
+    load_scenario,
+    scenario_names,
+    with_policy,
+    with_scaling_settings,
+)
 
 
 def test_every_name_that_is_listed_can_be_loaded() -> None:
-    for name, about in names().items():
-        scenario = load(name, 1)
+    for name, about in scenario_names().items():
+        scenario = load_scenario(name, 1)
         assert scenario.name == name
         assert scenario.about == about
         assert scenario.trace.duration_s >= 60
@@ -19,21 +24,21 @@ def test_every_name_that_is_listed_can_be_loaded() -> None:
 
 def test_a_wrong_name_is_answered_with_those_that_there_are() -> None:
     with pytest.raises(InvalidValue, match="no scenario is called 'flash'") as refused:
-        load("flash", 1)
-    assert all(name in str(refused.value) for name in names())
+        load_scenario("flash", 1)
+    assert all(name in str(refused.value) for name in scenario_names())
 
 
 def test_a_file_is_a_scenario(tmp_path: Path) -> None:
     file = tmp_path / "monday.csv"
     file.write_text("t_s,rate\n0,10\n60,20\n")
-    assert load(str(file), 1).trace.messages == 1800
+    assert load_scenario(str(file), 1).trace.messages == 1800
     with pytest.raises(InvalidValue, match=r"tuesday\.csv: cannot be read"):
-        load(str(tmp_path / "tuesday.csv"), 1)
+        load_scenario(str(tmp_path / "tuesday.csv"), 1)
 
 
 def test_what_a_user_sets_reaches_the_loop_and_the_plant() -> None:
-    scenario = changed(
-        load("steps", 1),
+    scenario = with_scaling_settings(
+        load_scenario("steps", 1),
         {"max_load": "80", "max": "5", "boot": "40s", "plant.start": "500ms", "warm": "none"},
     )
     assert scenario.scaling.max_load == 80.0
@@ -59,14 +64,14 @@ def test_what_a_user_sets_reaches_the_loop_and_the_plant() -> None:
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(key: str, value: str, says: str) -> None:
-    small = changed(load("steps", 1), {"max": "4"})
+    small = with_scaling_settings(load_scenario("steps", 1), {"max": "4"})
     with pytest.raises(InvalidValue) as refused:
-        changed(small, {key: value})
+        with_scaling_settings(small, {key: value})
     assert says in str(refused.value)
 
 
 def test_the_keda_like_policy_looks_and_cools_down_as_keda_does() -> None:
-    scenario = with_policy(load("steps", 1), ScalingPolicy.LENGTH)
+    scenario = with_policy(load_scenario("steps", 1), ScalingPolicy.LENGTH)
     assert scenario.scaling.polling_interval_s == 30.0
     assert scenario.scaling.cooldown_period_s == 300.0
     assert scenario.plant.competing

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from tidegate.cli.app import app
 from tidegate.core.errors import InvalidValue
-from tidegate.lab.elastic import contest
-from tidegate.lab.elastic.simulated import SimulatedOptions, run_simulated
+from tidegate_lab.papers.elastic import contest
+from tidegate_lab.papers.elastic.simulated import SimulatedOptions, run_simulated
 
 
 def _run(*arguments: str) -> str:
@@ -102,7 +102,9 @@ def test_seeds_that_policies_are_tuned_on_are_no_unseen_ones(seed: int) -> None:
 
 def test_another_seed_is_another_load_of_the_same_kind() -> None:
     ours = contest.feed_forward_grid()[0]
-    first, second = (contest.scenario_of(contest.Work(ours, 7, seed)) for seed in (30_000, 90_000))
+    first, second = (
+        contest.scenario_of(contest.ContestRun(ours, 7, seed)) for seed in (30_000, 90_000)
+    )
     assert first.name == second.name == contest.kind_of(7)
     assert first.trace != second.trace
 
@@ -124,11 +126,13 @@ def test_both_halves_hold_every_kind_and_no_trace_is_in_both() -> None:
 def contest_means(traces: int) -> tuple[dict[str, float], list[dict[str, float]]]:
     """Of ours, and of the others; the contest itself is `lab run elastic-queues --simulate`."""
     few = contest.halves(traces)[0]
-    ours = contest.Contender(contest.ScalingPolicy.FEED_FORWARD, {"warm": 1, "step_max": 4})
-    load = contest.Contender(contest.ScalingPolicy.LOAD, {"warm": 1, "inhibition_s": 1.0})
-    length = contest.Contender(contest.ScalingPolicy.LENGTH, {"warm": 1, "queue_length": 1000.0})
+    ours = contest.PolicyContender(contest.ScalingPolicy.FEED_FORWARD, {"warm": 1, "step_max": 4})
+    load = contest.PolicyContender(contest.ScalingPolicy.LOAD, {"warm": 1, "inhibition_s": 1.0})
+    length = contest.PolicyContender(
+        contest.ScalingPolicy.LENGTH, {"warm": 1, "queue_length": 1000.0}
+    )
     won, *lost = (
-        contest.means_of([contest.score(contest.Work(one, number)) for number in few])
+        contest.means_of([contest.score(contest.ContestRun(one, number)) for number in few])
         for one in (ours, load, length)
     )
     return won, lost

@@ -5,8 +5,15 @@ from pathlib import Path
 import pytest
 
 from tidegate.core.errors import InvalidValue
-from tidegate.simulation.generators import KINDS, ramp, random_trace
-from tidegate.simulation.trace import Reader, Trace, parse_trace, read_trace
+from tidegate.simulation.traces import (
+    KINDS,
+    Trace,
+    TraceReader,
+    parse_trace,
+    ramp,
+    random_trace,
+    read_trace,
+)
 
 
 def test_a_measured_load_is_read_row_by_row() -> None:
@@ -19,7 +26,7 @@ def test_a_measured_load_is_read_row_by_row() -> None:
 def test_service_times_come_along() -> None:
     trace = parse_trace("t_s, rate, service_ms\n0,100,10\n1,100,20\n", "mine")
     assert trace.service_ms == [10, 20]
-    reader = Reader(trace)
+    reader = TraceReader(trace)
     reader.messages(0.0, 0.5)
     assert reader.service_ms == 10
     reader.messages(0.5, 1.5)
@@ -65,7 +72,7 @@ def test_a_file_that_is_no_text_and_one_that_is_not_there(tmp_path: Path) -> Non
 
 def test_walking_along_a_trace_loses_nothing() -> None:
     trace = parse_trace("t_s,rate\n0,10\n0.3,20\n2.7,5\n", "mine")
-    reader = Reader(trace)
+    reader = TraceReader(trace)
     came, at = 0.0, 0.0
     while at < trace.duration_s:
         came += reader.messages(at, min(at + 0.7, trace.duration_s))

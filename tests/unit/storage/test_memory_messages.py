@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from tidegate.core.errors import Unavailable
-from tidegate.core.ports import Write
 from tidegate.core.segment import Segment
+from tidegate.core.store import Write
 from tidegate.storage.memory import MemoryStore
 
 

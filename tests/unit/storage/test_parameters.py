@@ -11,7 +11,7 @@ from psycopg.adapt import Transformer
 from psycopg.pq import Format
 
 from tidegate.core.model import Attributes
-from tidegate.storage import parameters as p
+from tidegate.storage.postgres import messages as p
 
 int4 = st.integers(-(2**31), 2**31 - 1)
 int8 = st.integers(-(2**63), 2**63 - 1)

@@ -9,8 +9,8 @@ import pytest
 from waiting import LIMIT_S, eventually_async
 
 from tidegate.core.errors import LimitReached, TidegateError, Unavailable
-from tidegate.core.ports import Write
 from tidegate.core.segment import Segment
+from tidegate.core.store import Write
 from tidegate.storage import writer as writer_module
 from tidegate.storage.memory import MemoryStore
 from tidegate.storage.writer import Writer

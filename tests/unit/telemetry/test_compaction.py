@@ -16,8 +16,8 @@ from lakes import (
 )
 
 from tidegate.telemetry.compaction import run_round
-from tidegate.telemetry.housekeeping import Round
 from tidegate.telemetry.lake import Lake
+from tidegate.telemetry.recorder import CompactionRound
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_the_files_of_a_past_hour_become_one(tmp_path: Path, lake: Lake) -> None
     assert len(lake.identity(file).replaces) == 3
     assert events_of(lake) == EVERYTHING
 
-    assert run_round(plan(tmp_path)) == Round()
+    assert run_round(plan(tmp_path)) == CompactionRound()
 
 
 def test_replaced_files_stay_while_somebody_may_read_them(tmp_path: Path, lake: Lake) -> None:
@@ -54,7 +54,7 @@ def test_replaced_files_stay_while_somebody_may_read_them(tmp_path: Path, lake: 
 def test_an_hour_that_may_still_get_files_is_left_alone(tmp_path: Path, lake: Lake) -> None:
     just_after = plan(tmp_path, now_s=(HOUR + 1) * 3600.0 + 599.0)
 
-    assert run_round(just_after) == Round()
+    assert run_round(just_after) == CompactionRound()
     assert len(visible(tmp_path)) == 3
 
 

@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator
 import pytest
 from http_get import families, get, value
 
-from tidegate.core.hosting import DoorSample, InstanceSample
-from tidegate.telemetry.door_exposition import (
+from tidegate.core.services import DoorSample, InstanceSample
+from tidegate.telemetry.http_pages import DoorPages
+from tidegate.telemetry.meters import Histogram
+from tidegate.telemetry.prometheus import (
+    AGREEMENT_METRICS,
     DOOR_METRICS,
     INSTANCE_METRICS,
-    STANDING_METRICS,
-    StandingNumbers,
+    AgreementStats,
 )
-from tidegate.telemetry.door_pages import DoorPages
-from tidegate.telemetry.histogram import Histogram
 
 
 @pytest.fixture
@@ -50,14 +50,14 @@ def sample(ejected: str | None = None) -> DoorSample:
 
 async def test_a_door_is_scraped(pages: DoorPages) -> None:
     assert (await get(pages.address, "/readyz")).status == 503
-    standing = StandingNumbers(agreement="shop", verdict="warned", budget_left=0.75, burn_rate=2.5)
+    standing = AgreementStats(agreement="shop", verdict="warned", budget_left=0.75, burn_rate=2.5)
     # Out, in again, and out: twice.
     for ejected in ("it answered 500", None, "it is silent", "it is silent"):
         pages.take(sample(ejected), [standing])
 
     found = families((await get(pages.address, "/metrics")).body)
 
-    for table in (DOOR_METRICS, INSTANCE_METRICS, STANDING_METRICS):
+    for table in (DOOR_METRICS, INSTANCE_METRICS, AGREEMENT_METRICS):
         assert {shown.name for shown in table} <= set(found)
     of_door = {"service": 'shop "1"', "door": "d1"}
     assert value(found, "tidegate_http_requests_total", **of_door) == 105

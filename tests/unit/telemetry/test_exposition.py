@@ -9,27 +9,21 @@ from http_get import families
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.telemetry.exposition import (
+from tidegate.telemetry.meters import Histogram
+from tidegate.telemetry.prometheus import (
     BOUNDS_S,
     NODE_METRICS,
     QUEUE_METRICS,
-    Exposition,
-    cumulative,
+    NodeMetrics,
+    cumulative_counts,
 )
-from tidegate.telemetry.histogram import Histogram
-from tidegate.telemetry.numbers import (
-    Durations,
-    NodeNumbers,
-    PhaseNumbers,
-    QueueNumbers,
-    durations,
-)
+from tidegate.telemetry.stats import Durations, NodeStats, PhaseStats, QueueStats, make_durations
 
 NOTHING = Durations()
 
 
-def a_queue(name: str, queue_id: int = 1, wait: Durations = NOTHING) -> QueueNumbers:
-    return QueueNumbers(
+def a_queue(name: str, queue_id: int = 1, wait: Durations = NOTHING) -> QueueStats:
+    return QueueStats(
         queue_id=queue_id,
         name=name,
         durable=True,
@@ -55,8 +49,8 @@ def a_queue(name: str, queue_id: int = 1, wait: Durations = NOTHING) -> QueueNum
     )
 
 
-def a_node(*queues: QueueNumbers) -> NodeNumbers:
-    return NodeNumbers(
+def a_node(*queues: QueueStats) -> NodeStats:
+    return NodeStats(
         member_id=1,
         name="node-1",
         address="tidegate://127.0.0.1:7411",
@@ -72,12 +66,12 @@ def a_node(*queues: QueueNumbers) -> NodeNumbers:
         packets_in=10,
         packets_out=10,
         queues=list(queues),
-        phases=PhaseNumbers(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING),
+        phases=PhaseStats(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING),
     )
 
 
-def text_of(node: NodeNumbers) -> bytes:
-    return b"".join(Exposition().pieces(node))
+def text_of(node: NodeStats) -> bytes:
+    return b"".join(NodeMetrics().pieces(node))
 
 
 def test_every_metric_of_the_tables_is_there_with_its_kind_and_what_it_says() -> None:
@@ -117,7 +111,7 @@ def test_counts_of_buckets_are_exact(sample: list[float]) -> None:
     for duration_s in sample:
         histogram.add(duration_s)
 
-    counts = cumulative(durations(histogram))
+    counts = cumulative_counts(make_durations(histogram))
 
     assert counts[:-1] == [sum(s <= bound for s in sample) for bound in BOUNDS_S]
     assert counts[-1] == len(sample)
@@ -128,7 +122,7 @@ def test_half_an_hour_is_the_last_bound_and_what_takes_longer_is_counted_beyond(
     histogram.add(1800.0)
     histogram.add(1801.0)
     histogram.add(86400.0)
-    wait = durations(histogram)
+    wait = make_durations(histogram)
 
     found = families(text_of(a_node(a_queue("orders", wait=wait))))
 
@@ -145,7 +139,7 @@ def test_half_an_hour_is_the_last_bound_and_what_takes_longer_is_counted_beyond(
 def test_many_queues_come_in_pieces_and_each_metric_in_one_block() -> None:
     node = a_node(*(a_queue(f"queue-{n}", n) for n in range(300)))
 
-    pieces = list(Exposition().pieces(node))
+    pieces = list(NodeMetrics().pieces(node))
 
     assert max(piece.count(b"\n") for piece in pieces) < 600
     text = b"".join(pieces)
@@ -156,7 +150,7 @@ def test_many_queues_come_in_pieces_and_each_metric_in_one_block() -> None:
 
 
 def test_labels_of_queues_that_are_gone_are_forgotten() -> None:
-    exposition = Exposition()
+    exposition = NodeMetrics()
     for n in range(50):
         b"".join(exposition.pieces(a_node(a_queue(f"queue-{n}"))))
     assert len(exposition._labels) == 1

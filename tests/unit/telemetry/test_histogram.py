@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.telemetry.histogram import BUCKETS, Histogram, bucket_of, merged, upper_bound_s
-from tidegate.telemetry.meters import Rate
-from tidegate.telemetry.numbers import durations
+from tidegate.telemetry.meters import (
+    BUCKETS,
+    Histogram,
+    Rate,
+    bucket_of,
+    merge_histograms,
+    upper_bound_s,
+)
+from tidegate.telemetry.stats import make_durations
 
 seconds = st.floats(1e-6, 1800.0)
 
@@ -48,7 +54,7 @@ def test_merging_is_the_same_as_adding_all_to_one(samples: list[list[float]]) ->
             part.add(duration_s)
             whole.add(duration_s)
         parts.append(part)
-    total = merged(parts)
+    total = merge_histograms(parts)
     assert total.counts == whole.counts
     assert (total.count, total.max_s) == (whole.count, whole.max_s)
     assert total.sum_s == pytest.approx(whole.sum_s)
@@ -65,10 +71,10 @@ def test_many_equal_durations_are_added_at_once() -> None:
 
 def test_an_empty_histogram_has_numbers_too() -> None:
     assert Histogram().percentile_s(0.99) == 0.0
-    assert durations(Histogram()).count == 0
+    assert make_durations(Histogram()).count == 0
     filled = Histogram()
     filled.add(0.002, 3)
-    numbers = durations(filled)
+    numbers = make_durations(filled)
     assert (numbers.count, numbers.max_ms) == (3, 2.0)
     assert numbers.mean_ms == pytest.approx(2.0)
     assert sum(count for _, count in numbers.buckets) == 3

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 from lakes import AT_S
 
-from tidegate.core.hosting import DoorSample, Instance, InstanceSample, InstanceState
-from tidegate.telemetry.histogram import BUCKETS, Histogram, bucket_of
-from tidegate.telemetry.http_requests import HttpRequestSamples
-from tidegate.telemetry.http_sampler import HttpSampler, buckets_of
+from tidegate.core.services import DoorSample, Instance, InstanceSample, InstanceState
 from tidegate.telemetry.lake import Lake
-from tidegate.telemetry.recorder import Recorder, RecorderOptions
-from tidegate.telemetry.sampler import Sampler
+from tidegate.telemetry.meters import BUCKETS, AdaptiveSampler, Histogram, bucket_of
+from tidegate.telemetry.recorder import (
+    HttpRequestSamples,
+    HttpSampler,
+    Recorder,
+    RecorderOptions,
+    lake_buckets,
+)
 
 
 @pytest.fixture
@@ -113,15 +116,15 @@ def test_bounds_of_others_go_to_the_bucket_that_holds_them() -> None:
         histogram.add(duration_s)
     # Ours come back as they were.
     ours = [(bucket, count) for bucket, count in enumerate(histogram.counts) if count]
-    assert buckets_of(histogram.sparse()) == ours
-    assert buckets_of([(0.25, 1), (0.2501, 2), (float("inf"), 3)]) == [
+    assert lake_buckets(histogram.sparse()) == ours
+    assert lake_buckets([(0.25, 1), (0.2501, 2), (float("inf"), 3)]) == [
         (bucket_of(0.25), 3),
         (BUCKETS - 1, 3),
     ]
 
 
 def test_of_many_requests_some_are_kept_and_stand_for_all() -> None:
-    samples = HttpRequestSamples(Sampler(50.0, randomness=random.Random(1)))
+    samples = HttpRequestSamples(AdaptiveSampler(50.0, randomness=random.Random(1)))
     total, rows = 5000, []
     for number in range(total):
         samples.skip -= 1

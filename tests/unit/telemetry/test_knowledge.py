@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.telemetry.knowledge import SCHEMA, JobRecord, Knowledge, Model, Run
+from tidegate.telemetry.models import SCHEMA, JobRecord, LearningRun, ModelRegistry, StoredModel
 
 NOW = datetime(2026, 3, 14, 12, 0, tzinfo=UTC)
 
@@ -19,24 +19,26 @@ def complaints() -> list[str]:
 
 
 @pytest.fixture
-def knowledge(tmp_path: Path, complaints: list[str]) -> Knowledge:
-    return Knowledge(tmp_path / "knowledge", complaints.append)
+def knowledge(tmp_path: Path, complaints: list[str]) -> ModelRegistry:
+    return ModelRegistry(tmp_path / "knowledge", complaints.append)
 
 
-def model(subject: str, *, accepted: bool = True, **parameters: float) -> Model:
-    return Model(subject, accepted, "says why", parameters, {"r2": 0.9}, 10, 5.0, 9.0)
+def model(subject: str, *, accepted: bool = True, **parameters: float) -> StoredModel:
+    return StoredModel(subject, accepted, "says why", parameters, {"r2": 0.9}, 10, 5.0, 9.0)
 
 
-def finish(knowledge: Knowledge, at: datetime, *tables: str) -> str:
+def finish(knowledge: ModelRegistry, at: datetime, *tables: str) -> str:
     name = knowledge.begin_run(at)
     for table in tables:
         (knowledge.run_folder(name) / table).mkdir()
     record = JobRecord("job", 1.0, tables=dict.fromkeys(tables, 1))
-    knowledge.finish_run(Run(SCHEMA, name, at, at, at, 1.0, "lake", [], {}, [record]))
+    knowledge.finish_run(LearningRun(SCHEMA, name, at, at, at, 1.0, "lake", [], {}, [record]))
     return name
 
 
-def test_before_the_first_run_there_is_nothing(knowledge: Knowledge, complaints: list[str]) -> None:
+def test_before_the_first_run_there_is_nothing(
+    knowledge: ModelRegistry, complaints: list[str]
+) -> None:
     assert knowledge.latest() is None
     assert knowledge.run() is None
     assert knowledge.table_folder("stability") is None
@@ -44,7 +46,7 @@ def test_before_the_first_run_there_is_nothing(knowledge: Knowledge, complaints:
     assert complaints == []
 
 
-def test_the_newest_accepted_model_of_each_subject_counts(knowledge: Knowledge) -> None:
+def test_the_newest_accepted_model_of_each_subject_counts(knowledge: ModelRegistry) -> None:
     knowledge.add_models("plant", "run 1", NOW, [model("a", gain=1.0), model("b", gain=1.0)])
     # Poorer data the next time: b is refused, and its old model stays.
     poor = model("b", accepted=False, gain=2.0)
@@ -71,7 +73,7 @@ def test_the_newest_accepted_model_of_each_subject_counts(knowledge: Knowledge) 
     }
 
 
-def test_a_table_is_found_in_the_newest_run_that_has_it(knowledge: Knowledge) -> None:
+def test_a_table_is_found_in_the_newest_run_that_has_it(knowledge: ModelRegistry) -> None:
     first = finish(knowledge, NOW, "stability", "phases")
     second = finish(knowledge, NOW + timedelta(minutes=1), "phases")
 
@@ -82,12 +84,12 @@ def test_a_table_is_found_in_the_newest_run_that_has_it(knowledge: Knowledge) ->
     assert newest.run == second
 
 
-def test_runs_in_the_same_second_have_names_of_their_own(knowledge: Knowledge) -> None:
+def test_runs_in_the_same_second_have_names_of_their_own(knowledge: ModelRegistry) -> None:
     assert knowledge.begin_run(NOW) == "20260314T120000Z"
     assert knowledge.begin_run(NOW) == "20260314T120000Z-002"
 
 
-def test_old_runs_go_but_not_those_that_a_table_is_in(knowledge: Knowledge) -> None:
+def test_old_runs_go_but_not_those_that_a_table_is_in(knowledge: ModelRegistry) -> None:
     kept = finish(knowledge, NOW, "rare")
     runs = [finish(knowledge, NOW + timedelta(minutes=n), "often") for n in range(1, 15)]
 
@@ -98,7 +100,7 @@ def test_old_runs_go_but_not_those_that_a_table_is_in(knowledge: Knowledge) -> N
 
 
 def test_a_broken_file_is_passed_over_with_a_sentence(
-    knowledge: Knowledge, complaints: list[str]
+    knowledge: ModelRegistry, complaints: list[str]
 ) -> None:
     knowledge.add_models("plant", "run 1", NOW, [model("a")])
     knowledge.add_models("plant", "run 2", NOW, [model("b")])
@@ -112,7 +114,7 @@ def test_a_broken_file_is_passed_over_with_a_sentence(
     assert set(knowledge.accepted("plant")) == {"a", "b"}
 
 
-def test_nothing_half_written_is_left(knowledge: Knowledge) -> None:
+def test_nothing_half_written_is_left(knowledge: ModelRegistry) -> None:
     finish(knowledge, NOW, "stability")
     knowledge.add_models("plant", "run", NOW, [model("a")])
 

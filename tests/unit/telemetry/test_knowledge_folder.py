@@ -9,26 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.telemetry.knowledge import (
+from tidegate.telemetry.models import (
     RUNS_KEPT,
     SCHEMA,
     JobRecord,
-    Knowledge,
-    KnowledgeRefused,
-    Model,
-    Run,
+    LearningRun,
+    ModelRegistry,
+    ModelRegistryRefused,
+    StoredModel,
 )
 
 NOON = datetime(2026, 3, 14, 12, tzinfo=UTC)
 WRITERS, RUNS_EACH = 4, 10
 
 
-def model(subject: str, *, accepted: bool = True) -> Model:
-    return Model(subject, accepted, "because", {"a": 0.5}, {}, rows=3, from_s=1.0, to_s=2.0)
+def model(subject: str, *, accepted: bool = True) -> StoredModel:
+    return StoredModel(subject, accepted, "because", {"a": 0.5}, {}, rows=3, from_s=1.0, to_s=2.0)
 
 
 def learn(
-    knowledge: Knowledge,
+    knowledge: ModelRegistry,
     *subjects: str,
     kind: str = "prefetch",
     table: str = "t",
@@ -39,13 +39,13 @@ def learn(
     (knowledge.run_folder(run) / table).mkdir()
     knowledge.add_models(kind, run, NOON, [model(subject) for subject in subjects])
     job = JobRecord("a job", 1.0, tables={table: 1})
-    knowledge.finish_run(Run(SCHEMA, run, NOON, NOON, NOON, 1.0, "lake", [], {}, [job]))
+    knowledge.finish_run(LearningRun(SCHEMA, run, NOON, NOON, NOON, 1.0, "lake", [], {}, [job]))
     return run
 
 
 def learn_often(folder: Path, name: str) -> None:
     for number in range(RUNS_EACH):
-        learn(Knowledge(folder), f"{name}-{number}", table=f"table-{name}")
+        learn(ModelRegistry(folder), f"{name}-{number}", table=f"table-{name}")
 
 
 def test_several_writers_at_a_time_forget_nothing_of_each_other(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_several_writers_at_a_time_forget_nothing_of_each_other(tmp_path: Path) 
         writer.join()
 
     assert [writer.exitcode for writer in writers] == [0] * WRITERS
-    knowledge = Knowledge(tmp_path)
+    knowledge = ModelRegistry(tmp_path)
     assert knowledge.newest_version("prefetch") == WRITERS * RUNS_EACH
     wanted = {f"{name}-{number}" for name in names for number in range(RUNS_EACH)}
     assert set(knowledge.accepted("prefetch")) == wanted
@@ -67,7 +67,7 @@ def test_several_writers_at_a_time_forget_nothing_of_each_other(tmp_path: Path) 
 
 
 def test_old_runs_go_and_one_that_is_under_way_stays(tmp_path: Path) -> None:
-    knowledge = Knowledge(tmp_path)
+    knowledge = ModelRegistry(tmp_path)
     killed, under_way = knowledge.begin_run(NOON), knowledge.begin_run(NOON)
     os.utime(knowledge.run_folder(killed), (1e9, 1e9))
 
@@ -80,7 +80,7 @@ def test_old_runs_go_and_one_that_is_under_way_stays(tmp_path: Path) -> None:
 
 def test_marks_that_are_broken_follow_from_the_models(tmp_path: Path) -> None:
     complaints: list[str] = []
-    knowledge = Knowledge(tmp_path, complaints.append)
+    knowledge = ModelRegistry(tmp_path, complaints.append)
     learn(knowledge, "one", "two")
     learn(knowledge, "queue", kind="capacity")
     marks = tmp_path / "models" / "accepted.json"
@@ -95,7 +95,7 @@ def test_marks_that_are_broken_follow_from_the_models(tmp_path: Path) -> None:
 
 def test_a_newer_folder_is_neither_misread_nor_written_to(tmp_path: Path) -> None:
     complaints: list[str] = []
-    knowledge = Knowledge(tmp_path, complaints.append)
+    knowledge = ModelRegistry(tmp_path, complaints.append)
     learn(knowledge, "one")
     latest = tmp_path / "latest.json"
     newer = latest.read_bytes().replace(b'"schema": 1', b'"schema": 2')
@@ -103,7 +103,7 @@ def test_a_newer_folder_is_neither_misread_nor_written_to(tmp_path: Path) -> Non
 
     assert knowledge.latest() is None
     assert "newer Tidegate" in complaints[0]
-    with pytest.raises(KnowledgeRefused, match="upgrade this one, or name another folder"):
+    with pytest.raises(ModelRegistryRefused, match="upgrade this one, or name another folder"):
         knowledge.begin_run(NOON)
     assert latest.read_bytes() == newer
 
@@ -111,5 +111,5 @@ def test_a_newer_folder_is_neither_misread_nor_written_to(tmp_path: Path) -> Non
 def test_a_place_that_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
 
-    with pytest.raises(KnowledgeRefused, match="cannot be written: "):
-        Knowledge(tmp_path / "file" / "knowledge").check_writable()
+    with pytest.raises(ModelRegistryRefused, match="cannot be written: "):
+        ModelRegistry(tmp_path / "file" / "knowledge").check_writable()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.telemetry.retention import HOUR_S, expired_hours
+from tidegate.telemetry.lake import HOUR_S, expired_hours
 
 DAY_HOURS = 24
 NOW_HOUR = 500_000

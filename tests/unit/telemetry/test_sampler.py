@@ -6,16 +6,16 @@ import random
 
 import pytest
 
-from tidegate.telemetry.sampler import Sampler
+from tidegate.telemetry.meters import AdaptiveSampler
 
 
 def test_while_few_come_all_are_taken() -> None:
-    sampler = Sampler(50)
+    sampler = AdaptiveSampler(50)
     assert list(sampler.among_ids(7, 20)) == list(range(7, 27))
 
 
 def test_a_burst_is_thinned_at_once_and_weights_add_up() -> None:
-    sampler = Sampler(50)
+    sampler = AdaptiveSampler(50)
     taken = 0
     stands_for = 0
     first_id = 1
@@ -30,7 +30,7 @@ def test_a_burst_is_thinned_at_once_and_weights_add_up() -> None:
 
 
 def test_it_follows_the_load_up_and_down() -> None:
-    sampler = Sampler(50)
+    sampler = AdaptiveSampler(50)
     for second in range(20):
         sampler.among_ids(1 + second * 100_000, 100_000)
         sampler.tick()
@@ -43,7 +43,7 @@ def test_it_follows_the_load_up_and_down() -> None:
 
 def test_one_by_one_both_of_two_that_take_turns_are_taken() -> None:
     """Every 2nd, 4th, 8th … of put, get, put, get would be the one kind only."""
-    sampler = Sampler(10, randomness=random.Random(1))
+    sampler = AdaptiveSampler(10, randomness=random.Random(1))
     weights = {"put": 0, "get": 0}
     skip = sampler.skip
     for number in range(100_000):

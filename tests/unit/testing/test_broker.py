@@ -10,8 +10,9 @@ import pytest
 import uvloop
 
 import tidegate
-from tidegate.node.limits import Limits
-from tidegate.testing import BlockingBroker, Broker, VirtualTimeLoop, run
+from tidegate.core.runtime import NodeLimits
+from tidegate.testing.broker import BlockingBroker, Broker
+from tidegate.testing.virtual_time import VirtualTimeLoop, run
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -197,7 +198,7 @@ async def test_a_server_of_the_users_own_still_works_beside_it(tidegate_broker: 
 
 
 async def test_the_limits_of_a_node_can_be_chosen() -> None:
-    async with Broker(limits=Limits(message_bytes_max=10)) as broker:
+    async with Broker(limits=NodeLimits(message_bytes_max=10)) as broker:
         mq = await broker.connect()
         await mq.create_queue("orders")
         with pytest.raises(tidegate.TooLarge):

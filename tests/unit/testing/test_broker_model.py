@@ -29,7 +29,8 @@ import tidegate
 from tidegate import QueuePolicy
 from tidegate.client.client import Client
 from tidegate.client.message import Message
-from tidegate.testing import Broker, VirtualTimeLoop
+from tidegate.testing.broker import Broker
+from tidegate.testing.virtual_time import VirtualTimeLoop
 
 Result = TypeVar("Result")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tidegate
-from tidegate.testing import Broker
+from tidegate.testing.broker import Broker
 
 
 async def test_a_queue_scales_out_and_in_under_a_worker() -> None:

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 import tidegate
-from tidegate.client.steered_prefetch import PrefetchStep
+from tidegate.client.prefetch import PrefetchStep
 from tidegate.core.errors import InvalidValue
-from tidegate.laws.control_step import Mode, Saturation
-from tidegate.testing import Broker
+from tidegate.laws.prefetch.controller import ControllerMode, Saturation
+from tidegate.testing.broker import Broker
 
 HANDLER_S = 0.1
 # 10 msg/s per unit of prefetch.
@@ -68,7 +68,7 @@ async def test_a_worker_gets_the_rate_that_it_asked_for(broker: Broker) -> None:
     assert shop.rate(18) == pytest.approx(125.0, rel=0.02)
     last = shop.steps[-1]
     assert last.prefetch in (12, 13)
-    assert last.step.mode is Mode.AUTOMATIC
+    assert last.step.mode is ControllerMode.AUTOMATIC
     assert last.sample is not None
     assert last.sample.busy == pytest.approx(12.5 / 60, rel=0.1)
     assert last.sample.prefetch == pytest.approx(12.5, abs=0.5)
@@ -109,7 +109,7 @@ async def test_an_empty_queue_is_no_reason_to_ask_for_more(broker: Broker) -> No
         await broker.advance(40)
         assert shop.steps[-1].sample is not None
         assert shop.steps[-1].sample.starved
-        assert shop.steps[-1].step.mode is Mode.HELD
+        assert shop.steps[-1].step.mode is ControllerMode.HELD
         assert shop.steps[-1].step.level == pytest.approx(before, rel=0.05)
 
 
@@ -126,7 +126,7 @@ async def test_the_loop_holds_while_the_broker_is_away_and_goes_on_without_a_bum
         await broker.advance(5)
         away = [one for one in shop.steps if one.sample is None]
         assert away
-        assert {one.step.mode for one in away} == {Mode.HELD}
+        assert {one.step.mode for one in away} == {ControllerMode.HELD}
         assert away[-1].step.level == before
         await broker._start_node(port=broker._address[1])
         await broker.advance(25)

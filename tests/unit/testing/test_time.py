@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 import tidegate
-from tidegate.testing import Broker, run
+from tidegate.testing.broker import Broker
+from tidegate.testing.virtual_time import run
 
 
 async def test_no_time_passes_while_messages_travel(tidegate_broker: Broker) -> None:

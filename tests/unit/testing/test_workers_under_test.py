@@ -9,7 +9,7 @@ import pytest
 
 import tidegate
 from tidegate import QueuePolicy
-from tidegate.testing import BlockingBroker, Broker
+from tidegate.testing.broker import BlockingBroker, Broker
 
 # Nothing answers there, and nothing is asked there.
 ELSEWHERE = "tidegate://mq.example.com:7411"

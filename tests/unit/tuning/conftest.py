@@ -18,8 +18,8 @@ from virtual_nodes import (
     start_node,
 )
 
-from tidegate.adapters import probe
-from tidegate.node.server import Node
+from tidegate.broker.node import Node
+from tidegate.engines import probe
 
 __all__ = [
     "backing",

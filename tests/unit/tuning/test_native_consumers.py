@@ -8,22 +8,20 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tidegate.adapters import probe
-from tidegate.adapters.native.probe import PREFIX, native_probe
-from tidegate.adapters.native.standing_consumers import NoConsumers, StandingConsumers
+from tidegate.broker.node import Node
 from tidegate.client.app import App
 from tidegate.client.client import Client
 from tidegate.client.connect import connect
 from tidegate.core.errors import InvalidValue, QueueNotExisting
-from tidegate.core.tunable import TunableConsumer
-from tidegate.node.server import Node
-from tidegate.tuning.origin import Origin
-from tidegate.tuning.own_worker import own_worker
-from tidegate.tuning.procedure import Tuned, tune
-from tidegate.tuning.wish import EXCITED_SAMPLES_MIN, Wish
+from tidegate.core.prefetch import TunableConsumer
+from tidegate.engines import probe
+from tidegate.engines.native.prefetch import PREFIX, ExistingConsumers, NoConsumers, native_probe
+from tidegate.tuning import EXCITED_SAMPLES_MIN, ExperimentOrigin, TuningGoal
+from tidegate.tuning.experiment import TuningResult, tune
+from tidegate.tuning.result import user_worker
 
 # 40 ms there and back, 5 ms of work: 22 msg/s a unit, and 200 is the most.
-WISH = Wish(
+WISH = TuningGoal(
     target_per_s=100.0,
     settle_s=8.0,
     high=24,
@@ -34,11 +32,13 @@ HANDLER_S = 0.005
 ENOUGH = 10_000
 
 
-async def tuned(consumer: TunableConsumer) -> Tuned:
-    return await tune(consumer, WISH, lambda *_: None, Origin("real", "orders", made_at=1.0))
+async def tuned(consumer: TunableConsumer) -> TuningResult:
+    return await tune(
+        consumer, WISH, lambda *_: None, ExperimentOrigin("real", "orders", made_at=1.0)
+    )
 
 
-def check_plant(found: Tuned) -> None:
+def check_plant(found: TuningResult) -> None:
     """That of the cable and the handler."""
     model = found.model
     assert model.r2_test >= 0.95
@@ -84,7 +84,7 @@ async def test_a_consumer_that_is_there_is_modelled_by_its_node_and_left_as_it_w
     await mq.create_queue("orders")
     await mq.put_many("orders", [bytes(64)] * ENOUGH)
     async with consuming(far_away, prefetch=17), connect(node.address, mode="admin") as admin:
-        consumer = await StandingConsumers.of(admin, "orders")
+        consumer = await ExistingConsumers.of(admin, "orders")
 
         found = await tuned(consumer)
         during = await prefetches(mq)
@@ -99,7 +99,7 @@ async def test_a_queue_without_consumers_says_so(node: Node, mq: Client) -> None
     await mq.create_queue("orders")
     async with connect(node.address, mode="admin") as admin:
         with pytest.raises(NoConsumers, match="no consumer"):
-            await StandingConsumers.of(admin, "orders")
+            await ExistingConsumers.of(admin, "orders")
 
 
 async def test_consumers_that_leave_end_the_experiment(
@@ -108,7 +108,7 @@ async def test_consumers_that_leave_end_the_experiment(
     await mq.create_queue("orders")
     async with connect(node.address, mode="admin") as admin:
         async with consuming(far_away, prefetch=3):
-            consumer = await StandingConsumers.of(admin, "orders")
+            consumer = await ExistingConsumers.of(admin, "orders")
 
         with pytest.raises(InvalidValue, match="have gone"):
             await consumer.measure(0.01)
@@ -163,7 +163,7 @@ async def test_ones_own_worker_is_modelled(node: Node, mq: Client, far_away: str
 
     await mq.create_queue("orders")
     await mq.put_many("orders", [bytes(64)] * ENOUGH)
-    async with own_worker(app, far_away, "orders") as consumer:
+    async with user_worker(app, far_away, "orders") as consumer:
         found = await tuned(consumer)
 
     check_plant(found)
@@ -176,9 +176,9 @@ async def test_a_worker_is_not_given_a_queue_that_was_mistyped(node: Node, mq: C
     async def ship(order: bytes) -> None: ...
 
     with pytest.raises(QueueNotExisting):
-        async with own_worker(app, node.address, "ordres"):
+        async with user_worker(app, node.address, "ordres"):
             pass
     with pytest.raises(InvalidValue, match="it has workers for ordres"):
-        async with own_worker(app, node.address, "orders"):
+        async with user_worker(app, node.address, "orders"):
             pass
     assert await mq.queues() == []

@@ -6,10 +6,10 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+from tidegate.broker.node import Node
 from tidegate.client.app import App
 from tidegate.client.client import Client
-from tidegate.node.server import Node
-from tidegate.tuning.own_worker import OwnWorker, own_worker
+from tidegate.tuning.result import UserWorker, user_worker
 
 SAMPLE_S = 0.01
 
@@ -33,7 +33,7 @@ async def is_starved(*, was_live: bool = True, **happens: object) -> bool:
     app: Any = SimpleNamespace(
         engine=Engine(subscription, **happens), subscription=lambda queue: subscription
     )
-    return (await OwnWorker(app, "orders").measure(SAMPLE_S)).starved
+    return (await UserWorker(app, "orders").measure(SAMPLE_S)).starved
 
 
 async def test_a_rate_is_low_for_want_of_prefetch_only_if_nothing_was_interrupted() -> None:
@@ -56,7 +56,7 @@ async def test_a_worker_that_loses_its_node_within_a_sample_was_interrupted(
 
     await mq.create_queue("orders")
     await mq.put_many("orders", [bytes(8)] * 1_000)
-    async with own_worker(app, node.address, "orders") as consumer:
+    async with user_worker(app, node.address, "orders") as consumer:
         await handled.wait()
         measuring = asyncio.create_task(consumer.measure(0.3))
         await asyncio.sleep(0)

@@ -10,26 +10,24 @@ import pytest
 from simulated_consumer import SimulatedConsumer
 
 from tidegate.core.errors import InvalidValue, Unavailable
-from tidegate.core.prefetch import FOR_PEOPLE, ControllerKind, PrefetchGoal, PrefetchModel
-from tidegate.laws.prefetch_steering import PrefetchSteering
-from tidegate.tuning.origin import Origin
-from tidegate.tuning.procedure import Tuned, tune
-from tidegate.tuning.record import Phase
-from tidegate.tuning.refusal import TuningRefused
-from tidegate.tuning.steps import sweep_prefetches
-from tidegate.tuning.tuned import TunedModel
-from tidegate.tuning.wish import Wish
+from tidegate.core.prefetch import INFORMATIONAL_FIELDS, ControllerKind, PrefetchGoal, PrefetchModel
+from tidegate.laws.prefetch.loop import PrefetchRegulator
+from tidegate.tuning import ExperimentOrigin, TuningGoal, sweep_prefetches
+from tidegate.tuning.experiment import ExperimentPhase, TuningRefused, TuningResult, tune
+from tidegate.tuning.result import TunedModel
 
-WISH = Wish(target_per_s=400.0)
+WISH = TuningGoal(target_per_s=400.0)
 # Prefetch 9 is worth 730 msg/s, and the handler can do no more.
 PAPER = SimulatedConsumer(ceiling_per_s=730.0)
 
 
-async def tuned(consumer: SimulatedConsumer, wish: Wish = WISH) -> Tuned:
-    return await tune(consumer, wish, lambda *_: None, Origin("simulated", "orders", made_at=1.0))
+async def tuned(consumer: SimulatedConsumer, wish: TuningGoal = WISH) -> TuningResult:
+    return await tune(
+        consumer, wish, lambda *_: None, ExperimentOrigin("simulated", "orders", made_at=1.0)
+    )
 
 
-async def refused(consumer: SimulatedConsumer, wish: Wish = WISH) -> TuningRefused:
+async def refused(consumer: SimulatedConsumer, wish: TuningGoal = WISH) -> TuningRefused:
     with pytest.raises(TuningRefused) as caught:
         await tuned(consumer, wish)
     return caught.value
@@ -67,7 +65,7 @@ async def test_a_sweep_is_cheap_and_looks_at_the_far_end() -> None:
 
     record = (await tuned(consumer)).record
 
-    swept = [one.prefetch for one in record.of(Phase.SWEEP)]
+    swept = [one.prefetch for one in record.of(ExperimentPhase.SWEEP)]
     assert len(swept) <= 36
     assert len(set(swept)) < len(sweep_prefetches(1, 360)) - 3
     assert record.open_loop[-1].prefetch == 360
@@ -78,7 +76,7 @@ async def test_what_is_held_out_is_never_fitted() -> None:
 
     assert found.model.n_train == 60
     assert found.model.n_test == 20
-    assert {one.phase for one in found.record.measured} == set(Phase)
+    assert {one.phase for one in found.record.measured} == set(ExperimentPhase)
 
 
 @pytest.mark.parametrize("kind", list(ControllerKind))
@@ -96,7 +94,7 @@ async def test_the_controller_keeps_what_was_asked_for(kind: ControllerKind) -> 
 async def test_what_is_designed_is_what_will_run() -> None:
     found = await tuned(PAPER)
 
-    steering = PrefetchSteering(WISH.goal(), found.model.plain(), start=1)
+    steering = PrefetchRegulator(WISH.goal(), found.model.plain(), start=1)
 
     assert steering.gains == found.loop.gains
     # The rest is reserve.
@@ -276,7 +274,7 @@ async def test_a_model_file_is_read_as_a_model(tmp_path: Path) -> None:
 def test_what_a_model_file_says_to_people_is_known_to_those_who_read_it() -> None:
     beyond = set(TunedModel.__struct_fields__) - set(PrefetchModel.__struct_fields__)
 
-    assert beyond == FOR_PEOPLE
+    assert beyond == INFORMATIONAL_FIELDS
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.errors import Malformed, TooLarge
-from tidegate.wire.frames import HEADER, HEADER_BYTES, Frame, FrameReader, frame_pieces
+from tidegate.protocol.connection import HEADER, HEADER_BYTES, Frame, FrameReader, frame_pieces
 
 LIMIT = 4096
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thoroughness import examples
 
+from tidegate import protocol
 from tidegate.core.errors import (
     Malformed,
     NotAuthenticated,
@@ -21,32 +22,13 @@ from tidegate.core.errors import (
     TooLarge,
     UnexpectedPacket,
 )
-from tidegate.core.model import ClientInfo, Mode
-from tidegate.wire import packets
-from tidegate.wire.connection import (
-    FRAME_BEFORE_LOGIN_BYTES,
-    TRANSITIONS,
-    Connection,
-    Happening,
-    Received,
-    Refused,
-    State,
-)
-from tidegate.wire.frames import HEADER, HEADER_BYTES, frame_pieces
-from tidegate.wire.packet import Error, Packet, Ping, Pong, Request, Success
-from tidegate.wire.packets.browsing import GetMessages, GetMessagesResponse
-from tidegate.wire.packets.clients import (
-    DeleteClient,
-    IdentifyClient,
-    IdentifyClientResponse,
-    RegisterClient,
-    RegisterClientResponse,
-)
-from tidegate.wire.packets.login import Authenticate, AuthenticateResponse, Prove, ProveResponse
-from tidegate.wire.packets.puts import PutMessages
-from tidegate.wire.packets.queues import (
+from tidegate.core.model import ClientInfo, ClientMode
+from tidegate.protocol.catalogue import (
+    Authenticate,
+    AuthenticateResponse,
     CreateQueue,
     CreateQueueResponse,
+    DeleteClient,
     DeleteQueue,
     GetActiveQueues,
     GetActiveQueuesResponse,
@@ -56,10 +38,38 @@ from tidegate.wire.packets.queues import (
     GetQueueNameResponse,
     GetQueues,
     GetQueuesResponse,
+    IdentifyClient,
+    IdentifyClientResponse,
+    Prove,
+    ProveResponse,
+    RegisterClient,
+    RegisterClientResponse,
 )
-from tidegate.wire.packets.reads import ReadMessage, ReadMessageResponse, ReadResponse
-from tidegate.wire.packets.registry import ANSWERS, PUSHES, REQUESTS
-from tidegate.wire.packets.settling import SettleResponse
+from tidegate.protocol.connection import (
+    ANSWERS,
+    FRAME_BEFORE_LOGIN_BYTES,
+    HEADER,
+    HEADER_BYTES,
+    PUSHES,
+    REQUESTS,
+    TRANSITIONS,
+    ProtocolConnection,
+    ProtocolEvent,
+    ProtocolState,
+    ReceivedPacket,
+    RejectedPacket,
+    frame_pieces,
+)
+from tidegate.protocol.messages import (
+    GetMessages,
+    GetMessagesResponse,
+    PutMessages,
+    ReadMessage,
+    ReadMessageResponse,
+    ReadResponse,
+    SettleResponse,
+)
+from tidegate.protocol.packet import Error, Packet, Ping, Pong, Request, Success
 
 EVERY = {**REQUESTS, **ANSWERS, **PUSHES}
 # What the names in Telesto's table 3.6 are here; those that break its own rule moved by one.
@@ -131,15 +141,18 @@ def test_every_packet_comes_out_as_it_went_in(kind: type[Packet], data: st.DataO
     packet_id = data.draw(st.integers(0, 2**32 - 1))
     body = data.draw(st.binary(max_size=50))
     from_client = isinstance(packet, Request)
-    sender, receiver = Connection(server=not from_client), Connection(server=from_client)
-    sender.state = receiver.state = State.IDENTIFIED
+    sender, receiver = (
+        ProtocolConnection(server=not from_client),
+        ProtocolConnection(server=from_client),
+    )
+    sender.state = receiver.state = ProtocolState.IDENTIFIED
 
     stream = b"".join(map(bytes, sender.send(packet, packet_id, [body])))
     if len(stream) > FRAME_BEFORE_LOGIN_BYTES:
         return
     (event,) = receiver.receive(stream)
 
-    assert isinstance(event, Received)
+    assert isinstance(event, ReceivedPacket)
     assert event.packet == packet
     assert type(event.packet) is kind
     assert (event.packet_id, bytes(event.body)) == (packet_id, body)
@@ -156,8 +169,8 @@ def test_odd_is_from_client_to_node_and_the_answer_is_one_more() -> None:
 
 
 def test_every_packet_that_is_written_down_is_known_by_its_own_number() -> None:
-    for file in pkgutil.iter_modules(packets.__path__):
-        importlib.import_module(f"{packets.__name__}.{file.name}")
+    for file in pkgutil.iter_modules(protocol.__path__):
+        importlib.import_module(f"{protocol.__name__}.{file.name}")
 
     assert {kind for kind in kinds_below(Packet) if kind.method} == set(EVERY.values())
 
@@ -178,13 +191,13 @@ def test_telestos_numbers_are_kept() -> None:
 def test_a_connection_survives_or_closes_but_never_crashes(
     chunks: list[bytes], server: bool
 ) -> None:
-    connection = Connection(server=server, frame_bytes_max=5000)
+    connection = ProtocolConnection(server=server, frame_bytes_max=5000)
     for chunk in chunks:
         try:
             for event in connection.receive(chunk):
-                assert isinstance(event, Received | Refused)
+                assert isinstance(event, ReceivedPacket | RejectedPacket)
         except (Malformed, TooLarge):
-            assert connection.state is State.CLOSED
+            assert connection.state is ProtocolState.CLOSED
         assert connection.held_bytes <= FRAME_BEFORE_LOGIN_BYTES + len(chunk)
 
 
@@ -197,39 +210,39 @@ def test_a_connection_survives_or_closes_but_never_crashes(
 def test_any_metadata_is_understood_refused_or_malformed(
     method: int, meta: bytes, server: bool, identified: bool
 ) -> None:
-    connection = Connection(server=server)
+    connection = ProtocolConnection(server=server)
     if identified:
-        connection.state = State.IDENTIFIED
+        connection.state = ProtocolState.IDENTIFIED
     stream = b"".join(map(bytes, frame_pieces(method, 5, meta)))
     try:
         (event,) = connection.receive(stream)
     except Malformed:
-        assert connection.state is State.CLOSED
+        assert connection.state is ProtocolState.CLOSED
         assert list(connection.receive(stream)) == []
         return
     assert event.packet_id == 5
-    assert connection.state is not State.CLOSED
+    assert connection.state is not ProtocolState.CLOSED
 
 
 def test_text_that_is_no_utf8_closes_the_connection_with_a_reason() -> None:
-    connection = Connection(server=True)
+    connection = ProtocolConnection(server=True)
     stream = b"".join(map(bytes, frame_pieces(RegisterClient.method, 1, b"\x91\xa1\xaf")))
     with pytest.raises(Malformed, match="RegisterClient"):
         list(connection.receive(stream))
-    assert connection.state is State.CLOSED
+    assert connection.state is ProtocolState.CLOSED
 
 
 @given(st.integers(1, 2000), st.sampled_from([b"\x91", b"\x81\xa1a", b"\xdd\xff\xff\xff\xff"]))
 def test_deep_nesting_and_endless_arrays_close_the_connection_only(
     depth: int, opening: bytes
 ) -> None:
-    connection = Connection(server=True)
-    connection.state = State.IDENTIFIED
+    connection = ProtocolConnection(server=True)
+    connection.state = ProtocolState.IDENTIFIED
     stream = b"".join(map(bytes, frame_pieces(PutMessages.method, 1, opening * depth)))
     try:
-        assert all(isinstance(event, Refused) for event in connection.receive(stream))
+        assert all(isinstance(event, RejectedPacket) for event in connection.receive(stream))
     except (Malformed, TooLarge):
-        assert connection.state is State.CLOSED
+        assert connection.state is ProtocolState.CLOSED
 
 
 @given(st.data())
@@ -239,13 +252,13 @@ def test_a_missing_parameter_is_named_as_such(data: st.DataObject) -> None:
     packet = data.draw(packets_of(kind))
     fields = msgspec.to_builtins(packet, enc_hook=int)
     cut = fields[: data.draw(st.integers(0, _required(kind) - 1))]
-    connection = Connection(server=True)
-    connection.state = State.IDENTIFIED
+    connection = ProtocolConnection(server=True)
+    connection.state = ProtocolState.IDENTIFIED
 
     meta = msgspec.msgpack.encode(cut)
     (event,) = connection.receive(b"".join(map(bytes, frame_pieces(kind.method, 9, meta))))
 
-    assert isinstance(event, Refused)
+    assert isinstance(event, RejectedPacket)
     assert isinstance(event.error, RequiredParameterMissing)
     assert kind.__name__ in str(event.error)
 
@@ -258,105 +271,110 @@ def _required(kind: type[Packet]) -> int:
 
 
 def test_identification_raises_the_limit_on_frames() -> None:
-    node = Connection(server=True, frame_bytes_max=100_000, frame_before_login_bytes=1000)
+    node = ProtocolConnection(server=True, frame_bytes_max=100_000, frame_before_login_bytes=1000)
     large = HEADER.pack(2000, Ping.method, 1, 1) + b"\x90" + bytes(2000 - HEADER_BYTES - 1)
     with pytest.raises(TooLarge):
         list(node.receive(large))
 
-    node = Connection(server=True, frame_bytes_max=100_000, frame_before_login_bytes=1000)
-    node.send(RegisterClientResponse(ClientInfo(1, "a", Mode.ADMIN)), 1)
-    assert node.state is State.IDENTIFIED
+    node = ProtocolConnection(server=True, frame_bytes_max=100_000, frame_before_login_bytes=1000)
+    node.send(RegisterClientResponse(ClientInfo(1, "a", ClientMode.ADMIN)), 1)
+    assert node.state is ProtocolState.IDENTIFIED
     (event,) = node.receive(large)
-    assert isinstance(event, Received)
+    assert isinstance(event, ReceivedPacket)
 
 
 @pytest.mark.parametrize("kind", REQUESTS.values(), ids=lambda kind: kind.__name__)
 def test_before_identification_only_what_leads_there_is_taken(
     kind: type[Request],
 ) -> None:
-    node = Connection(server=True)
+    node = ProtocolConnection(server=True)
     stream = b"".join(map(bytes, frame_pieces(kind.method, 3, b"\x90")))
 
     (event,) = node.receive(stream)
 
     if kind.before_identification:
-        assert not (isinstance(event, Refused) and isinstance(event.error, UnexpectedPacket))
+        assert not (isinstance(event, RejectedPacket) and isinstance(event.error, UnexpectedPacket))
     else:
-        assert isinstance(event, Refused)
+        assert isinstance(event, RejectedPacket)
         assert isinstance(event.error, UnexpectedPacket)
-    trusted = isinstance(event, Received) and not kind.before_login
-    assert node.state is (State.AUTHENTICATED if trusted else State.OPENED)
+    trusted = isinstance(event, ReceivedPacket) and not kind.before_login
+    assert node.state is (ProtocolState.AUTHENTICATED if trusted else ProtocolState.OPENED)
 
 
 @pytest.mark.parametrize("kind", REQUESTS.values(), ids=lambda kind: kind.__name__)
 def test_where_a_login_is_needed_nothing_comes_before_it(kind: type[Request]) -> None:
-    node = Connection(server=True)
+    node = ProtocolConnection(server=True)
     node.login_required = True
     stream = b"".join(map(bytes, frame_pieces(kind.method, 3, b"\x90")))
 
     (event,) = node.receive(stream)
 
     if kind in (Ping, Authenticate, Prove):
-        assert not (isinstance(event, Refused) and isinstance(event.error, NotAuthenticated))
+        assert not (isinstance(event, RejectedPacket) and isinstance(event.error, NotAuthenticated))
     else:
-        assert isinstance(event, Refused)
+        assert isinstance(event, RejectedPacket)
         assert isinstance(event.error, NotAuthenticated | UnexpectedPacket)
-    assert node.state is State.OPENED
+    assert node.state is ProtocolState.OPENED
     with pytest.raises(UnexpectedPacket):
-        node.send(RegisterClientResponse(ClientInfo(1, "a", Mode.ADMIN)), 1)
+        node.send(RegisterClientResponse(ClientInfo(1, "a", ClientMode.ADMIN)), 1)
 
 
 def test_a_login_leads_through_every_state_and_only_then_to_large_frames() -> None:
-    node = Connection(server=True, frame_bytes_max=100_000, frame_before_login_bytes=1000)
-    client = Connection(server=False)
+    node = ProtocolConnection(server=True, frame_bytes_max=100_000, frame_before_login_bytes=1000)
+    client = ProtocolConnection(server=False)
     node.login_required = True
     large = HEADER.pack(2000, Ping.method, 1, 1) + b"\x90" + bytes(2000 - HEADER_BYTES - 1)
     states = [node.state]
-    info = ClientInfo(1, "a", Mode.ADMIN)
+    info = ClientInfo(1, "a", ClientMode.ADMIN)
     for question, answer in (
         (Authenticate("first"), AuthenticateResponse("challenge")),
         (Prove("proof"), ProveResponse("signature")),
         (RegisterClient("a"), RegisterClientResponse(info)),
     ):
         (asked,) = node.receive(b"".join(map(bytes, client.send(question, 1))))
-        assert isinstance(asked, Received)
+        assert isinstance(asked, ReceivedPacket)
         (answered,) = client.receive(b"".join(map(bytes, node.send(answer, 1))))
-        assert isinstance(answered, Received)
+        assert isinstance(answered, ReceivedPacket)
         assert client.state is node.state
         states.append(node.state)
-    assert states == [State.OPENED, State.CHALLENGED, State.AUTHENTICATED, State.IDENTIFIED]
+    assert states == [
+        ProtocolState.OPENED,
+        ProtocolState.CHALLENGED,
+        ProtocolState.AUTHENTICATED,
+        ProtocolState.IDENTIFIED,
+    ]
     (event,) = node.receive(large)
-    assert isinstance(event, Received)
+    assert isinstance(event, ReceivedPacket)
 
 
 def test_a_client_hangs_up_on_an_answer_out_of_turn() -> None:
-    client, node = Connection(server=False), Connection(server=True)
-    node.state = State.CHALLENGED
+    client, node = ProtocolConnection(server=False), ProtocolConnection(server=True)
+    node.state = ProtocolState.CHALLENGED
     with pytest.raises(Malformed):
         list(client.receive(b"".join(map(bytes, node.send(ProveResponse("v="), 1)))))
-    assert client.state is State.CLOSED
+    assert client.state is ProtocolState.CLOSED
 
 
 def test_a_node_is_not_sent_answers_and_a_client_no_requests() -> None:
     for server, stranger in ((True, Pong.method), (False, Ping.method)):
-        connection = Connection(server=server)
-        connection.state = State.IDENTIFIED
+        connection = ProtocolConnection(server=server)
+        connection.state = ProtocolState.IDENTIFIED
         (event,) = connection.receive(b"".join(map(bytes, frame_pieces(stranger, 1, b"\x90"))))
-        assert isinstance(event, Refused)
+        assert isinstance(event, RejectedPacket)
         assert isinstance(event.error, UnexpectedPacket)
 
 
 def test_a_closed_connection_says_nothing_more() -> None:
-    connection = Connection(server=True)
+    connection = ProtocolConnection(server=True)
     connection.close()
     connection.close()
     ping = b"".join(map(bytes, frame_pieces(Ping.method, 1, b"\x90")))
     assert list(connection.receive(ping)) == []
     with pytest.raises(UnexpectedPacket):
-        connection.send(RegisterClientResponse(ClientInfo(1, "a", Mode.ADMIN)), 1)
+        connection.send(RegisterClientResponse(ClientInfo(1, "a", ClientMode.ADMIN)), 1)
 
 
 def test_every_state_knows_its_end() -> None:
-    for state in State:
-        assert TRANSITIONS[state][Happening.END] is State.CLOSED
-        assert TRANSITIONS[state][Happening.MALFORMED_BYTES] is State.CLOSED
+    for state in ProtocolState:
+        assert TRANSITIONS[state][ProtocolEvent.END] is ProtocolState.CLOSED
+        assert TRANSITIONS[state][ProtocolEvent.MALFORMED_BYTES] is ProtocolState.CLOSED

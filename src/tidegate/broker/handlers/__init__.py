@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sized
+from collections.abc import AsyncIterator, Iterable, Sized
+from contextlib import asynccontextmanager
 
-from tidegate.agreement.scaling_terms import check_agreement
-from tidegate.core.errors import InvalidValue, RequiredParameterMissing, TooLarge
+from tidegate.agreements.document import check_agreement
+from tidegate.core.errors import (
+    InvalidValue,
+    IoFailure,
+    RequiredParameterMissing,
+    TooLarge,
+    Unavailable,
+)
 from tidegate.core.model import (
     PRIORITY_HIGHEST,
     PRIORITY_LOWEST,
@@ -14,14 +21,11 @@ from tidegate.core.model import (
     DeathReason,
     QueuePolicy,
 )
-from tidegate.core.prefetch_words import check_goal
-from tidegate.core.replication import logical_name
-from tidegate.core.scaling import Scaling
-from tidegate.core.scaling_words import complaints
-from tidegate.node.limits import Limits
-from tidegate.wire.packets.dead_letters import Redrive
-from tidegate.wire.packets.puts import PutMessages, PutToQueues
-from tidegate.wire.packets.transactions import Transact
+from tidegate.core.prefetch import check_goal
+from tidegate.core.runtime import NodeLimits
+from tidegate.core.store import Store
+from tidegate.core.topology import Scaling, logical_name, scaling_problems
+from tidegate.protocol.messages import PutMessages, PutToQueues, Redrive, Transact
 
 BATCH_COUNT_MAX = 100_000
 ERROR_LENGTH_MAX = 4000
@@ -42,7 +46,7 @@ TAG_MAX = 2**40
 RANGES_MAX = 100_000
 
 
-def check_put(packet: PutMessages, body_bytes: int, limits: Limits) -> None:
+def check_put(packet: PutMessages, body_bytes: int, limits: NodeLimits) -> None:
     """Check that the columns of a batch fit each other and its body."""
     lengths = packet.lengths
     count = len(lengths)
@@ -84,7 +88,7 @@ def check_queue_count(queue_ids: list[int]) -> None:
         raise TooLarge(f"one put goes to at most {JOINT_COUNT_MAX} queues, not {len(queue_ids)}")
 
 
-def check_put_to_queues(packet: PutToQueues, body_bytes: int, limits: Limits) -> None:
+def check_put_to_queues(packet: PutToQueues, body_bytes: int, limits: NodeLimits) -> None:
     """Check a put of one message to several queues."""
     if not packet.queue_ids:
         raise RequiredParameterMissing("name at least one queue")
@@ -98,7 +102,7 @@ def check_put_to_queues(packet: PutToQueues, body_bytes: int, limits: Limits) ->
     _check_receivers((packet.receiver,))
 
 
-def check_transact(packet: Transact, body: memoryview, limits: Limits) -> list[memoryview]:
+def check_transact(packet: Transact, body: memoryview, limits: NodeLimits) -> list[memoryview]:
     """Check the puts and acknowledgements of a transaction; return the body of each put."""
     if len(packet.puts) + len(packet.acks) > JOINT_COUNT_MAX:
         raise TooLarge(f"a transaction is over at most {JOINT_COUNT_MAX} queues and consumers")
@@ -149,7 +153,7 @@ def check_context(context: int) -> None:
     _check_integers((context,), INT8_MAX)
 
 
-def check_payload(payload_bytes: int, limits: Limits) -> None:
+def check_payload(payload_bytes: int, limits: NodeLimits) -> None:
     if payload_bytes > limits.message_bytes_max:
         raise TooLarge(
             f"a message of {payload_bytes} bytes exceeds the limit of {limits.message_bytes_max}"
@@ -164,7 +168,7 @@ def check_priority(lowest: int, highest: int) -> None:
         )
 
 
-def check_attributes(attributes: Attributes | None, limits: Limits) -> None:
+def check_attributes(attributes: Attributes | None, limits: NodeLimits) -> None:
     if attributes is None:
         return
     headers = attributes.headers or {}
@@ -189,7 +193,7 @@ def check_attributes(attributes: Attributes | None, limits: Limits) -> None:
         raise InvalidValue("deaths are written by nodes only")
 
 
-def check_name(name: str, limits: Limits) -> str:
+def check_name(name: str, limits: NodeLimits) -> str:
     """Check the name of a client or a queue, and return it."""
     if not name or not name.strip():
         raise RequiredParameterMissing("a name must not be empty")
@@ -202,7 +206,7 @@ def check_name(name: str, limits: Limits) -> str:
     return name
 
 
-def check_queue_name(name: str, limits: Limits) -> str:
+def check_queue_name(name: str, limits: NodeLimits) -> str:
     """Check the name of a new queue, and return it."""
     check_name(name, limits)
     if logical_name(name) != name:
@@ -215,12 +219,12 @@ def check_queue_name(name: str, limits: Limits) -> str:
 
 def check_scaling(scaling: Scaling, queue: str) -> None:
     """Check scaling settings and their agreement; the error names each wrong setting."""
-    if wrong := complaints(scaling):
+    if wrong := scaling_problems(scaling):
         raise InvalidValue("; ".join(wrong))
     check_agreement(scaling, queue)
 
 
-def check_prefetch(prefetch: int, limits: Limits, *, at_least: int = 1) -> None:
+def check_prefetch(prefetch: int, limits: NodeLimits, *, at_least: int = 1) -> None:
     if not at_least <= prefetch <= limits.prefetch_max:
         raise InvalidValue(
             f"prefetch runs from {at_least} to {limits.prefetch_max}, not {prefetch}"
@@ -250,7 +254,7 @@ def check_id_ranges(ranges: list[tuple[int, int]]) -> None:
             raise InvalidValue(f"no ids run from {first} to {last}")
 
 
-def check_policy(policy: QueuePolicy, queue: str, limits: Limits) -> None:
+def check_policy(policy: QueuePolicy, queue: str, limits: NodeLimits) -> None:
     """Check the numbers of a policy; the error names the wrong one."""
     if policy.dead_letter == queue:
         raise InvalidValue(f"queue {queue!r} cannot keep its own dead letters: name another")
@@ -284,10 +288,32 @@ def check_error(error: str | None) -> None:
         raise InvalidValue(f"an error has at most {ERROR_LENGTH_MAX} characters, none of them NUL")
 
 
-def check_redrive(packet: Redrive, limits: Limits) -> None:
+def check_redrive(packet: Redrive, limits: NodeLimits) -> None:
     if packet.to is not None:
         check_name(packet.to, limits)
     if packet.limit is not None and packet.limit < 1:
         raise InvalidValue(f"limit must be at least 1, not {packet.limit}")
     if packet.reason is not None and packet.reason not in list(DeathReason):
         raise InvalidValue(f"reason is one of {', '.join(DeathReason)}, not {packet.reason!r}")
+
+
+# -- unknown_outcome --
+# Requests that must not be repeated when the store has not answered.
+#
+# Clients repeat every request after `Unavailable`, since it says that the node has done nothing.
+# `Unavailable` from a store says that the result is not known. So a handler whose repetition would
+# have another result, such as the creation of a queue, answers `IoFailure` then.
+
+
+@asynccontextmanager
+async def unknown_outcome(store: Store) -> AsyncIterator[None]:
+    """Turn `Unavailable` from a change in the store into `IoFailure`.
+
+    A read comes first. If the store is away, it raises `Unavailable` before the change, and clients
+    repeat the request until the store is back.
+    """
+    await store.find_client(0, None)
+    try:
+        yield
+    except Unavailable as failure:
+        raise IoFailure(f"{failure}; the outcome is not known") from None

@@ -12,7 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidegate.access.permissions import EVERY_QUEUE
+from tidegate.broker.access import act_for, authenticate, prove
+from tidegate.broker.handlers import (
+    check_id,
+    check_name,
+    check_policy,
+    check_put,
+    check_put_to_queues,
+    check_queue_name,
+    unknown_outcome,
+)
+from tidegate.broker.handlers.cluster import (
+    explain,
+    explain_service,
+    fleet,
+    get_fate,
+    steer_service,
+)
+from tidegate.broker.transactions import transact
 from tidegate.core.errors import (
     ClientNameNotUnique,
     ClientNotExisting,
@@ -23,43 +40,22 @@ from tidegate.core.errors import (
     QueueNameNotUnique,
     QueueNotExisting,
     RequiredParameterMissing,
+    TopicNameNotUnique,
+    TopicNotExisting,
 )
-from tidegate.core.model import Mode, QueueInfo
-from tidegate.core.replication import logical_name
-from tidegate.core.users import Grant, Right
-from tidegate.node.alias_verbs import fate
-from tidegate.node.checks import (
-    check_id,
-    check_name,
-    check_policy,
-    check_put_to_queues,
-    check_queue_name,
-)
-from tidegate.node.fleet_verbs import fleet
-from tidegate.node.login import act_for, authenticate, prove
-from tidegate.node.service_verbs import steer_service
-from tidegate.node.steering_verbs import explain, explain_service
-from tidegate.node.topic_verbs import TOPIC_VERBS
-from tidegate.node.transactions import transact
-from tidegate.node.unknown_outcome import unknown_outcome
-from tidegate.wire.connection import Received
-from tidegate.wire.packet import Packet, Ping, Pong, Success
-from tidegate.wire.packets.clients import (
-    DeleteClient,
-    FindClient,
-    FindClientResponse,
-    IdentifyClient,
-    IdentifyClientResponse,
-    RegisterClient,
-    RegisterClientResponse,
-)
-from tidegate.wire.packets.cluster import GetFleet, GetMembers, GetMembersResponse, Member
-from tidegate.wire.packets.live_numbers import Stats, StatsResponse
-from tidegate.wire.packets.login import ActFor, Authenticate, GetRights, GetRightsResponse, Prove
-from tidegate.wire.packets.puts import GetFate, PutToQueues, PutToQueuesResponse
-from tidegate.wire.packets.queues import (
+from tidegate.core.model import ALL_QUEUES, ClientMode, Grant, QueueInfo, Right, check_filter
+from tidegate.core.topology import logical_name
+from tidegate.protocol.catalogue import (
+    ActFor,
+    Authenticate,
     CreateQueue,
     CreateQueueResponse,
+    CreateTopic,
+    CreateTopicResponse,
+    DeleteClient,
+    DeleteTopic,
+    FindClient,
+    FindClientResponse,
     GetActiveQueues,
     GetActiveQueuesResponse,
     GetQueueId,
@@ -68,23 +64,160 @@ from tidegate.wire.packets.queues import (
     GetQueueNameResponse,
     GetQueues,
     GetQueuesResponse,
+    GetRights,
+    GetRightsResponse,
+    GetTopics,
+    GetTopicsResponse,
+    IdentifyClient,
+    IdentifyClientResponse,
+    Prove,
+    Publish,
+    PublishResponse,
+    RegisterClient,
+    RegisterClientResponse,
+    SubscribeTopic,
+    SubscribeTopicResponse,
+    UnsubscribeTopic,
 )
-from tidegate.wire.packets.steering import Explain, ExplainService, SteerService
-from tidegate.wire.packets.topologies import GetTopologies, GetTopologiesResponse
-from tidegate.wire.packets.transactions import Transact
+from tidegate.protocol.cluster import (
+    Explain,
+    ExplainService,
+    GetFleet,
+    GetMembers,
+    GetMembersResponse,
+    GetTopologies,
+    GetTopologiesResponse,
+    Member,
+    Stats,
+    StatsResponse,
+    SteerService,
+)
+from tidegate.protocol.connection import ReceivedPacket
+from tidegate.protocol.messages import GetFate, PutToQueues, PutToQueuesResponse, Transact
+from tidegate.protocol.packet import Packet, Ping, Pong, Success
+
+if TYPE_CHECKING:
+    from tidegate.broker.session import Session
+
+
+# -- topic_verbs --
+# Handlers of packets about topics and subscriptions.
+
+
+async def create_topic(session: Session, packet: CreateTopic, event: ReceivedPacket) -> None:
+    name = check_name(packet.name, session.limits)
+    store = session.node.store
+    async with unknown_outcome(store):
+        topic = await store.create_topic(name)
+    if topic is None:
+        raise TopicNameNotUnique(f"a topic named {name!r} exists")
+    session.answer(CreateTopicResponse(topic), event.packet_id)
+
+
+async def delete_topic(session: Session, packet: DeleteTopic, event: ReceivedPacket) -> None:
+    name = check_name(packet.name, session.limits)
+    store = session.node.store
+    async with unknown_outcome(store):
+        deleted = await store.delete_topic(name)
+    if not deleted:
+        raise _no_topic(name)
+    session.answer(Success(), event.packet_id)
+
+
+async def topics(session: Session, packet: GetTopics, event: ReceivedPacket) -> None:
+    guard = session.guard
+    found = [
+        msgspec.structs.replace(
+            topic, subscriptions=guard.visible(topic.subscriptions, lambda each: each.queue)
+        )
+        for topic in guard.visible(await session.node.store.list_topics(), lambda each: each.name)
+    ]
+    session.answer(GetTopicsResponse(found), event.packet_id)
+
+
+async def subscribe_topic(session: Session, packet: SubscribeTopic, event: ReceivedPacket) -> None:
+    store = session.node.store
+    topic = check_name(packet.topic, session.limits)
+    name = check_queue_name(packet.queue, session.limits)
+    check_filter(packet.filter)
+    if await store.find_topic(topic) is None:
+        raise _no_topic(topic)
+    known = await store.find_queue(None, name)
+    if known is not None and not known.durable:
+        raise InvalidValue(
+            f"queue {name!r} is transient: what is published is stored, so a subscription is too"
+        )
+    # Not cancelled with the connection: a temporary queue must be noted, or it would stay forever.
+    queue = await asyncio.shield(asyncio.create_task(_subscribe(session, packet)))
+    if queue is None:
+        if packet.durable:
+            raise _no_topic(topic)
+        raise QueueNameNotUnique(
+            f"a queue named {name!r} exists, and one that goes with its connection must be new"
+        )
+    await session.node.ownership.settle(queue.queue_id)
+    session.answer(SubscribeTopicResponse(queue), event.packet_id)
+
+
+async def _subscribe(session: Session, packet: SubscribeTopic) -> QueueInfo | None:
+    node = session.node
+    member_id = None if packet.durable else node.member_id
+    queue = await node.store.add_subscription(packet.topic, packet.queue, packet.filter, member_id)
+    if queue is not None and not packet.durable:
+        session.takes_along(queue.queue_id)
+    return queue
+
+
+async def unsubscribe_topic(
+    session: Session, packet: UnsubscribeTopic, event: ReceivedPacket
+) -> None:
+    store = session.node.store
+    topic = check_name(packet.topic, session.limits)
+    queue = await store.find_queue(None, check_name(packet.queue, session.limits))
+    if queue is None:
+        raise QueueNotExisting(f"no queue named {packet.queue!r}")
+    async with unknown_outcome(store):
+        dropped = await store.drop_subscription(topic, queue.queue_id)
+    if not dropped:
+        if await store.find_topic(topic) is None:
+            raise _no_topic(topic)
+        raise InvalidValue(f"queue {packet.queue!r} is not subscribed to topic {topic!r}")
+    session.answer(Success(), event.packet_id)
+
+
+async def publish(session: Session, packet: Publish, event: ReceivedPacket) -> None:
+    check_name(packet.topic, session.limits)
+    check_put(packet.messages, len(event.body), session.limits)
+    counts = await session.node.publishing.publish(packet, bytes(event.body), session.client_id)
+    if isinstance(counts, str):
+        await session.forward_to(counts, packet, event.frame)
+        return
+    session.answer(PublishResponse(counts), event.packet_id)
+
+
+def _no_topic(name: str) -> TopicNotExisting:
+    return TopicNotExisting(f"no topic named {name!r}: create it first")
+
+
+TopicHandler = Callable[["Session", Any, ReceivedPacket], Awaitable[None]]
+TOPIC_HANDLERS: dict[type[Packet], TopicHandler] = {
+    CreateTopic: create_topic,
+    DeleteTopic: delete_topic,
+    GetTopics: topics,
+    SubscribeTopic: subscribe_topic,
+    UnsubscribeTopic: unsubscribe_topic,
+    Publish: publish,
+}
 
 # The number of steps that a node keeps of each consumer.
 STEPS_MAX = 60
 
-if TYPE_CHECKING:
-    from tidegate.node.session import Session
 
-
-def ping(session: Session, packet: Ping, event: Received) -> None:
+def ping(session: Session, packet: Ping, event: ReceivedPacket) -> None:
     session.answer(Pong(), event.packet_id)
 
 
-async def register(session: Session, packet: RegisterClient, event: Received) -> None:
+async def register(session: Session, packet: RegisterClient, event: ReceivedPacket) -> None:
     name = check_name(packet.name, session.limits)
     client = await session.node.store.register_client(name, packet.mode_wanted, session.guard.user)
     if client is None:
@@ -93,7 +226,7 @@ async def register(session: Session, packet: RegisterClient, event: Received) ->
     session.answer(RegisterClientResponse(client), event.packet_id)
 
 
-async def identify(session: Session, packet: IdentifyClient, event: Received) -> None:
+async def identify(session: Session, packet: IdentifyClient, event: ReceivedPacket) -> None:
     if packet.client_id is None and packet.name is None:
         raise RequiredParameterMissing("identify by client_id or by name")
     if packet.client_id is not None:
@@ -108,8 +241,8 @@ async def identify(session: Session, packet: IdentifyClient, event: Received) ->
     session.answer(IdentifyClientResponse(client), event.packet_id)
 
 
-async def delete_client(session: Session, packet: DeleteClient, event: Received) -> None:
-    is_admin = session.mode is Mode.ADMIN and session.guard.is_everything
+async def delete_client(session: Session, packet: DeleteClient, event: ReceivedPacket) -> None:
+    is_admin = session.mode is ClientMode.ADMIN and session.guard.is_everything
     if packet.client_id != session.client_id and not is_admin:
         raise ModeForbids("only an admin deletes other clients")
     check_id(packet.client_id)
@@ -121,13 +254,13 @@ async def delete_client(session: Session, packet: DeleteClient, event: Received)
     session.answer(Success(), event.packet_id)
 
 
-async def find_client(session: Session, packet: FindClient, event: Received) -> None:
+async def find_client(session: Session, packet: FindClient, event: ReceivedPacket) -> None:
     name = check_name(packet.name, session.limits)
     client_id = await session.node.store.reserve_client(name)
     session.answer(FindClientResponse(client_id), event.packet_id)
 
 
-async def create_queue(session: Session, packet: CreateQueue, event: Received) -> None:
+async def create_queue(session: Session, packet: CreateQueue, event: ReceivedPacket) -> None:
     name = check_queue_name(packet.name, session.limits)
     check_policy(packet.policy, name, session.limits)
     # Not cancelled with the connection: a temporary queue must be noted, or it would stay forever.
@@ -147,7 +280,7 @@ async def _create_queue(session: Session, name: str, packet: CreateQueue) -> Que
     return queue
 
 
-async def queue_by_name(session: Session, packet: GetQueueId, event: Received) -> None:
+async def queue_by_name(session: Session, packet: GetQueueId, event: ReceivedPacket) -> None:
     name = check_name(packet.name, session.limits)
     queue = await session.node.store.find_queue(None, name)
     if queue is None:
@@ -155,7 +288,7 @@ async def queue_by_name(session: Session, packet: GetQueueId, event: Received) -
     session.answer(GetQueueIdResponse(queue), event.packet_id)
 
 
-async def queue_by_id(session: Session, packet: GetQueueName, event: Received) -> None:
+async def queue_by_id(session: Session, packet: GetQueueName, event: ReceivedPacket) -> None:
     check_id(packet.queue_id)
     queue = await session.node.store.find_queue(packet.queue_id, None)
     if queue is None:
@@ -163,7 +296,7 @@ async def queue_by_id(session: Session, packet: GetQueueName, event: Received) -
     session.answer(GetQueueNameResponse(queue), event.packet_id)
 
 
-async def queues(session: Session, packet: GetQueues, event: Received) -> None:
+async def queues(session: Session, packet: GetQueues, event: ReceivedPacket) -> None:
     listed = await session.node.store.list_queues()
     found = session.guard.visible(listed, lambda queue: logical_name(queue.name))
     if not found:
@@ -171,7 +304,7 @@ async def queues(session: Session, packet: GetQueues, event: Received) -> None:
     session.answer(GetQueuesResponse(found), event.packet_id)
 
 
-async def active_queues(session: Session, packet: GetActiveQueues, event: Received) -> None:
+async def active_queues(session: Session, packet: GetActiveQueues, event: ReceivedPacket) -> None:
     stored = await session.node.store.active_queues(session.client_id)
     active: dict[int, QueueInfo] = {queue.queue_id: queue for queue in stored}
     # This node knows its own queues better, and only it knows its transient ones.
@@ -189,7 +322,7 @@ async def active_queues(session: Session, packet: GetActiveQueues, event: Receiv
     session.answer(GetActiveQueuesResponse(found), event.packet_id)
 
 
-async def put_to_queues(session: Session, packet: PutToQueues, event: Received) -> None:
+async def put_to_queues(session: Session, packet: PutToQueues, event: ReceivedPacket) -> None:
     check_put_to_queues(packet, len(event.body), session.limits)
     took = await session.node.publishing.put_to(packet, bytes(event.body), session.client_id)
     if isinstance(took, str):
@@ -198,7 +331,7 @@ async def put_to_queues(session: Session, packet: PutToQueues, event: Received) 
     session.answer(PutToQueuesResponse(took), event.packet_id)
 
 
-async def stats(session: Session, packet: Stats, event: Received) -> None:
+async def stats(session: Session, packet: Stats, event: ReceivedPacket) -> None:
     if not 1 <= packet.steps <= STEPS_MAX:
         raise InvalidValue(f"between 1 and {STEPS_MAX} control steps, not {packet.steps}")
     steps = packet.steps if packet.consumers else None
@@ -210,16 +343,16 @@ async def stats(session: Session, packet: Stats, event: Received) -> None:
     session.answer(StatsResponse(), event.packet_id, [msgspec.json.encode(numbers)])
 
 
-def rights(session: Session, packet: GetRights, event: Received) -> None:
+def rights(session: Session, packet: GetRights, event: ReceivedPacket) -> None:
     account = session.guard.account
     if account is not None:
         answer = GetRightsResponse(account.name, account.grants)
     else:
-        answer = GetRightsResponse("", [Grant(Right.ADMIN, EVERY_QUEUE)])
+        answer = GetRightsResponse("", [Grant(Right.ADMIN, ALL_QUEUES)])
     session.answer(answer, event.packet_id)
 
 
-async def topologies(session: Session, packet: GetTopologies, event: Received) -> None:
+async def topologies(session: Session, packet: GetTopologies, event: ReceivedPacket) -> None:
     version, found = await session.node.aliases.all_of_them()
     if version == packet.version:
         session.answer(GetTopologiesResponse(version, None), event.packet_id)
@@ -230,7 +363,7 @@ async def topologies(session: Session, packet: GetTopologies, event: Received) -
     session.answer(GetTopologiesResponse(version, shown), event.packet_id)
 
 
-async def members(session: Session, packet: GetMembers, event: Received) -> None:
+async def members(session: Session, packet: GetMembers, event: ReceivedPacket) -> None:
     found = [
         Member(member.member_id, member.name, member.address, member.alive, member.queues)
         for member in await session.node.store.members()
@@ -238,8 +371,8 @@ async def members(session: Session, packet: GetMembers, event: Received) -> None
     session.answer(GetMembersResponse(found), event.packet_id)
 
 
-CatalogueVerb = Callable[["Session", Any, Received], Awaitable[None] | None]
-CATALOGUE_VERBS: dict[type[Packet], CatalogueVerb] = {
+CatalogueHandler = Callable[["Session", Any, ReceivedPacket], Awaitable[None] | None]
+CATALOGUE_HANDLERS: dict[type[Packet], CatalogueHandler] = {
     Ping: ping,
     Authenticate: authenticate,
     Prove: prove,
@@ -255,8 +388,8 @@ CATALOGUE_VERBS: dict[type[Packet], CatalogueVerb] = {
     GetActiveQueues: active_queues,
     PutToQueues: put_to_queues,
     Transact: transact,
-    **TOPIC_VERBS,
-    GetFate: fate,
+    **TOPIC_HANDLERS,
+    GetFate: get_fate,
     Stats: stats,
     GetMembers: members,
     GetRights: rights,

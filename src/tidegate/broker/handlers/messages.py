@@ -13,18 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidegate.core.errors import (
-    ChangedMeanwhile,
-    InvalidValue,
-    LeaseLost,
-    NoMessagesRetrieved,
-    TidegateError,
-    UniqueConstraint,
-)
-from tidegate.core.model import Order, promised_by_another
-from tidegate.node.alias_verbs import ALIAS_VERBS, at_every_replica, refuse_at_alias
-from tidegate.node.batch import Batch
-from tidegate.node.checks import (
+from tidegate.broker.batch import Batch
+from tidegate.broker.context import make_run
+from tidegate.broker.dispatch import Consumer, PendingRead
+from tidegate.broker.handlers import (
     check_context,
     check_error,
     check_id,
@@ -35,44 +27,60 @@ from tidegate.node.checks import (
     check_ranges,
     check_redrive,
     check_wait,
+    unknown_outcome,
 )
-from tidegate.node.consumer import Consumer, Reader
-from tidegate.node.person_change import note_policy
-from tidegate.node.replica import Replica
-from tidegate.node.runs import run_of
-from tidegate.node.trial import check_no_other_trial, try_prefetch
-from tidegate.node.unknown_outcome import unknown_outcome
-from tidegate.queueing.lane import NO_ID
-from tidegate.queueing.match import Match
-from tidegate.wire.connection import FRAME_BYTES_MAX
-from tidegate.wire.frames import Frame
-from tidegate.wire.packet import Packet, Success
-from tidegate.wire.packets.browsing import (
+from tidegate.broker.handlers.cluster import (
+    LOGICAL_QUEUE_HANDLERS,
+    at_every_replica,
+    record_policy_override,
+    refuse_at_alias,
+)
+from tidegate.broker.replica import Replica
+from tidegate.broker.settling import check_no_other_experiment, set_experiment_prefetch
+from tidegate.core.errors import (
+    ChangedMeanwhile,
+    InvalidValue,
+    LeaseLost,
+    NoMessagesRetrieved,
+    TidegateError,
+    UniqueConstraint,
+)
+from tidegate.core.model import Order, policy_changed_meanwhile
+from tidegate.protocol.catalogue import DeleteQueue, PurgeQueue, PurgeQueueResponse, SetPolicy
+from tidegate.protocol.cluster import SetOwner
+from tidegate.protocol.connection import FRAME_BYTES_MAX, Frame
+from tidegate.protocol.messages import (
     AcknowledgeIds,
     AcknowledgeIdsResponse,
+    Extend,
     GetMessages,
     GetMessagesResponse,
     GetWaitingIds,
     GetWaitingIdsResponse,
-)
-from tidegate.wire.packets.cluster import SetOwner
-from tidegate.wire.packets.dead_letters import Redrive, RedriveResponse
-from tidegate.wire.packets.prefetch import SetConsumerPrefetch, SetPrefetch
-from tidegate.wire.packets.puts import PutMessageResponse, PutMessages
-from tidegate.wire.packets.queues import DeleteQueue, PurgeQueue, PurgeQueueResponse, SetPolicy
-from tidegate.wire.packets.reads import (
+    PutMessageResponse,
+    PutMessages,
     ReadMessage,
     ReadMessageResponse,
     ReadResponse,
     ReadResponseResponse,
+    Redrive,
+    RedriveResponse,
+    Return,
+    SetConsumerPrefetch,
+    SetPrefetch,
+    Settle,
+    SettleResponse,
+    Subscribe,
+    SubscribeResponse,
+    Unsubscribe,
     Withdraw,
 )
-from tidegate.wire.packets.run import Run
-from tidegate.wire.packets.settling import Extend, Return, Settle, SettleResponse
-from tidegate.wire.packets.subscriptions import Subscribe, SubscribeResponse, Unsubscribe
+from tidegate.protocol.packet import Packet, Run, Success
+from tidegate.queueing.lanes import NO_ID
+from tidegate.queueing.queue import MessageSelector
 
 if TYPE_CHECKING:
-    from tidegate.node.session import Session
+    from tidegate.broker.session import Session
 
 BROWSE_COUNT_MAX = 10_000
 
@@ -88,7 +96,7 @@ def put(session: Session, replica: Replica, packet: PutMessages, frame: Frame) -
     replica.intake.put(
         Batch(
             packet,
-            _kept(frame.body),
+            _owned_body(frame.body),
             session.client_id,
             confirmed,
             lambda error: session.fail(packet_id, error),
@@ -98,7 +106,7 @@ def put(session: Session, replica: Replica, packet: PutMessages, frame: Frame) -
     )
 
 
-def _kept(body: bytes | bytearray | memoryview) -> bytes | memoryview:
+def _owned_body(body: bytes | bytearray | memoryview) -> bytes | memoryview:
     """Return a body that does not keep a much larger receive buffer in memory.
 
     A body that fills less than half of its buffer is copied.
@@ -112,13 +120,13 @@ def read_message(session: Session, replica: Replica, packet: ReadMessage, frame:
     match = None
     if packet.sender is not None:
         check_id(packet.sender)
-        match = Match(sender=packet.sender)
+        match = MessageSelector(sender=packet.sender)
     _read(session, replica, packet, frame, packet.order, match, ReadMessageResponse)
 
 
 def read_response(session: Session, replica: Replica, packet: ReadResponse, frame: Frame) -> None:
     check_context(packet.context)
-    match = Match(context=packet.context, asker=session.client_id)
+    match = MessageSelector(context=packet.context, asker=session.client_id)
     _read(session, replica, packet, frame, Order.OLDEST, match, ReadResponseResponse)
 
 
@@ -128,7 +136,7 @@ def _read(
     packet: ReadMessage | ReadResponse,
     frame: Frame,
     order: Order,
-    match: Match | None,
+    match: MessageSelector | None,
     response: type[ReadMessageResponse | ReadResponseResponse],
 ) -> None:
     refuse_at_alias(replica)
@@ -142,7 +150,7 @@ def _read(
         session.ties.forget_reader(frame.packet_id)
         session.fail(frame.packet_id, error)
 
-    reader = Reader(
+    reader = PendingRead(
         session.client_id,
         order,
         match,
@@ -269,11 +277,11 @@ def set_consumer_prefetch(
             "(--prefetch-off)"
         )
     for consumer in found:
-        check_no_other_trial(consumer, session)
+        check_no_other_experiment(consumer, session)
     for consumer in found:
         if packet.trial:
             session.ties.use(replica)
-            try_prefetch(replica.dispatch, consumer, packet.prefetch, session)
+            set_experiment_prefetch(replica.dispatch, consumer, packet.prefetch, session)
         else:
             consumer.trial = None
             consumer.outlet.prefetch_changed(consumer.consumer, packet.prefetch)
@@ -295,7 +303,7 @@ async def browse(session: Session, replica: Replica, packet: GetMessages, frame:
         if room < 0 and runs:
             more_from = span.first_id
             break
-        runs.append(run_of(span, tag=0))
+        runs.append(make_run(span, tag=0))
         bodies.append(body)
     if replica.info.elastic:
         await _browse_replicas(session, replica, packet, runs, bodies)
@@ -318,7 +326,7 @@ async def _browse_replicas(
         spans, _ = await replica.by_id.browse(max(limit, 1), max(packet.first_id, 0), last_id)
         mine = [span.segment.body(span.low, span.high) for span in spans]
         bodies_here.append(b"".join(mine))
-        return GetMessagesResponse([run_of(span, tag=0) for span in spans])
+        return GetMessagesResponse([make_run(span, tag=0) for span in spans])
 
     bodies_here: list[bytes] = []
     request = GetMessages(0, max(limit, 1), packet.first_id, packet.last_id)
@@ -406,9 +414,9 @@ async def set_policy(session: Session, replica: Replica, packet: SetPolicy, fram
     try:
         await replica.set_policy(packet.policy, expected)
     except ChangedMeanwhile:
-        raise promised_by_another(replica.info.name) from None
+        raise policy_changed_meanwhile(replica.info.name) from None
     if not session.guard.is_node:
-        await note_policy(session, replica.info.name, before, packet.policy)
+        await record_policy_override(session, replica.info.name, before, packet.policy)
     if replica.info.elastic:
 
         async def here(one: Replica) -> Success:
@@ -428,8 +436,8 @@ async def redrive(session: Session, replica: Replica, packet: Redrive, frame: Fr
 
 
 # Called with the session, the replica, the packet, and the frame in which it came.
-QueueVerb = Callable[["Session", Replica, Any, Frame], Awaitable[None] | None]
-QUEUE_VERBS: dict[type[Packet], QueueVerb] = {
+QueueHandler = Callable[["Session", Replica, Any, Frame], Awaitable[None] | None]
+QUEUE_HANDLERS: dict[type[Packet], QueueHandler] = {
     PutMessages: put,
     ReadMessage: read_message,
     ReadResponse: read_response,
@@ -449,5 +457,5 @@ QUEUE_VERBS: dict[type[Packet], QueueVerb] = {
     SetOwner: set_owner,
     SetPolicy: set_policy,
     Redrive: redrive,
-    **ALIAS_VERBS,
+    **LOGICAL_QUEUE_HANDLERS,
 }

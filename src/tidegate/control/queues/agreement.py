@@ -17,17 +17,24 @@ from dataclasses import replace
 
 import msgspec
 
-from tidegate.agreement.document import Agreement
-from tidegate.agreement.evaluation import Verdict
-from tidegate.agreement.history import History
-from tidegate.agreement.kept_standing import KeptStanding
-from tidegate.agreement.learned_warnings import Lesson, slope_seen, with_learned_warnings
-from tidegate.agreement.ledger import Entry, Ledger
-from tidegate.agreement.metrics import Metric
-from tidegate.agreement.windows import Sample
-from tidegate.control.learned_agreement import learned_slopes
-from tidegate.laws.wait_sizing import Pledge
-from tidegate.telemetry.knowledge import Model
+from tidegate.agreements import Metric
+from tidegate.agreements.document import Agreement
+from tidegate.agreements.evaluation import (
+    AgreementSample,
+    Verdict,
+    WarningLesson,
+    slope_seen,
+    with_learned_warnings,
+)
+from tidegate.agreements.ledger import (
+    AgreementHistory,
+    AgreementLedger,
+    LedgerEntry,
+    StoredAgreementStatus,
+)
+from tidegate.control.learned import learned_slopes
+from tidegate.laws.scaling.wait import WaitTarget
+from tidegate.telemetry.models import StoredModel
 
 # Metrics that grow with what waits. A response time includes the service time too.
 _WAITS = ("wait", "response", "oldest_age")
@@ -45,13 +52,15 @@ _DANGER = (Verdict.WARNED, Verdict.BREACHED)
 class QueueAgreement:
     """The state of one agreement for one queue; `kept` is its stored status."""
 
-    def __init__(self, agreement: Agreement, queue: str, kept: KeptStanding | None = None) -> None:
+    def __init__(
+        self, agreement: Agreement, queue: str, kept: StoredAgreementStatus | None = None
+    ) -> None:
         # The document. A learned warning may move, but the promise stays: it is one history.
         self.said = agreement
         self.queue = queue
         is_ours = kept is not None and kept.is_of(agreement)
-        history = kept.history if kept is not None and is_ours else History.of(agreement)
-        self._ledger = Ledger(agreement, history)
+        history = kept.history if kept is not None and is_ours else AgreementHistory.of(agreement)
+        self._ledger = AgreementLedger(agreement, history)
         if kept is not None and is_ours:
             # A violation that continues must not begin a second time.
             self._ledger.go_on(kept.stands)
@@ -66,16 +75,16 @@ class QueueAgreement:
         self._reconfigured_s: deque[float] = deque(maxlen=_RECONFIGURATIONS_MAX)
         self._lead_s: float | None = None
         self._service_s = 0.0
-        self.lessons: list[Lesson] = []
+        self.lessons: list[WarningLesson] = []
         # The last closed window; None if none has closed yet.
-        self.last: Entry | None = None
+        self.last: LedgerEntry | None = None
 
     @property
     def agreement(self) -> Agreement:
         """The agreement with its warnings where they are now."""
         return self._ledger.agreement
 
-    def take(self, sample: Sample) -> list[Entry]:
+    def take(self, sample: AgreementSample) -> list[LedgerEntry]:
         """Add a sample and return the windows that it closes."""
         self._feel_service(sample)
         self._ledger.set_clock(sample.at_s)
@@ -94,7 +103,7 @@ class QueueAgreement:
         return is_new
 
     def reconfiguration_s(
-        self, boot_s: float | None = None, learned: Model | None = None
+        self, boot_s: float | None = None, learned: StoredModel | None = None
     ) -> float | None:
         """Return the seconds from a warning until its remedy works; None if unknown.
 
@@ -106,7 +115,7 @@ class QueueAgreement:
         written = self.said.resources.reconfiguration_s
         return next((one for one in (seen, learned_s, boot_s, written) if one), None)
 
-    def pledge(self, sla_delta: float | None) -> Pledge:
+    def pledge(self, sla_delta: float | None) -> WaitTarget:
         """Return the target for the law, from the current warning points."""
         waits = [
             (self._wait_of(metric), metric)
@@ -117,11 +126,11 @@ class QueueAgreement:
         throughput = next((one for one in self.agreement.metrics if one.name == "throughput"), None)
         promised = None if throughput is None else throughput.warning
         if nearest is None:
-            return Pledge(
+            return WaitTarget(
                 throughput_per_s=promised, growth_per_s2=sla_delta, endangered=self.is_endangered
             )
         wait_s, metric = nearest
-        return Pledge(
+        return WaitTarget(
             wait_s=wait_s,
             metric=metric.name,
             percentile=metric.percentile or _AGE_PERCENTILE,
@@ -135,7 +144,9 @@ class QueueAgreement:
         """Whether the last window was warned of or breached; False without data."""
         return self.last is not None and self.last.window.verdict in _DANGER
 
-    def learn_warnings(self, boot_s: float | None = None, learned: Model | None = None) -> None:
+    def learn_warnings(
+        self, boot_s: float | None = None, learned: StoredModel | None = None
+    ) -> None:
         """Move the learned warnings to where they belong now.
 
         `learned` is the model from the lake; the larger slope of the model and of this node counts.
@@ -150,12 +161,12 @@ class QueueAgreement:
         if agreement != self._ledger.agreement:
             self._ledger.agreement = agreement
 
-    def standing(self, doing: str, lacks: str = "") -> KeptStanding | None:
+    def standing(self, doing: str, lacks: str = "") -> StoredAgreementStatus | None:
         """Return the status for the next leader and `tidegate sla`; None at first."""
         if self.last is None:
             return None
         about = replace(self.agreement, queue=self.queue)
-        kept = KeptStanding.of(about, self.last, self._ledger.history, doing, lacks)
+        kept = StoredAgreementStatus.of(about, self.last, self._ledger.history, doing, lacks)
         return msgspec.structs.replace(kept, slopes_per_s=dict(self._slopes))
 
     @property
@@ -172,13 +183,13 @@ class QueueAgreement:
             return metric.warning
         return max(metric.warning - self._service_s, _WAIT_PART_MIN * metric.warning)
 
-    def _feel_service(self, sample: Sample) -> None:
+    def _feel_service(self, sample: AgreementSample) -> None:
         """Update the average service time of handlers."""
         mean_s = _mean(sample.times.get("service", ()))
         if mean_s is not None:
             self._service_s += (0.1 if self._service_s else 1.0) * (mean_s - self._service_s)
 
-    def _learn(self, entry: Entry) -> None:
+    def _learn(self, entry: LedgerEntry) -> None:
         for finding in entry.window.findings:
             readings = self._seen.get(finding.metric.name)
             if readings is None or finding.value is None:

@@ -15,21 +15,27 @@ replicas.
 
 from __future__ import annotations
 
-from tidegate.control.reading import Reading
-from tidegate.core.scaling import Scaling, ScalingPolicy, Steering
-from tidegate.laws.reversal import Verdict
-from tidegate.laws.wish import Situation, Wish
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tidegate.core.decisions import Migrate, ReplicaSample, Retire
+from tidegate.core.topology import ControlMode, MemberRole, ReplicaState, Scaling, ScalingPolicy
+from tidegate.laws.scaling import HarmfulScaleUp, Proposal, QueueSituation
+from tidegate.laws.scaling import clients as clients_module
+
+if TYPE_CHECKING:
+    from tidegate.control.queues.autoscaler import SampleTotals
 
 
-def guarded(
+def apply_guards(
     scaling: Scaling,
-    now: Situation,
-    reading: Reading,
-    wish: Wish,
-    harm: Verdict | None,
+    now: QueueSituation,
+    reading: SampleTotals,
+    wish: Proposal,
+    harm: HarmfulScaleUp | None,
     changed_at: float,
     busy_at: float,
-) -> Wish:
+) -> Proposal:
     """Return the proposal within all limits, with the rule and the sentences that explain it.
 
     `harm` is the scale-up that the reversal guard remembers. `changed_at` is when the number of
@@ -37,7 +43,7 @@ def guarded(
     """
     count = now.replicas
     wanted, rule, reason, otherwise = wish
-    manual = scaling.steering is Steering.MANUAL
+    manual = scaling.steering is ControlMode.MANUAL
     harm = None if manual else harm
     if not manual and wanted < 1 and (last := _last(scaling, now, reading, busy_at)) is not None:
         wanted, rule, reason, otherwise = last
@@ -58,7 +64,7 @@ def guarded(
         reason += f" {high} is the most that there may be."
         otherwise = f"A larger `replicas.max` would allow more. {otherwise}"
     if count < low and wanted <= low:
-        return Wish(
+        return Proposal(
             low,
             "below min",
             f"There {_counted(count)}, and {low} is the least that there may be.",
@@ -82,10 +88,12 @@ def guarded(
         held = _keeps(now, reading, changed_at + scaling.cooldown_period_s if waits else now.at)
         if held is not None:
             return held._replace(replicas=count, reason=f"{reason} {held.reason}")
-    return Wish(wanted, rule, reason, otherwise)
+    return Proposal(wanted, rule, reason, otherwise)
 
 
-def _last(scaling: Scaling, now: Situation, reading: Reading, busy_at: float) -> Wish | None:
+def _last(
+    scaling: Scaling, now: QueueSituation, reading: SampleTotals, busy_at: float
+) -> Proposal | None:
     """Return the proposal to keep or create one replica although the law wants none.
 
     None if zero replicas are right. The decision uses what waits and arrives now. The average
@@ -95,7 +103,7 @@ def _last(scaling: Scaling, now: Situation, reading: Reading, busy_at: float) ->
     if reading.is_busy:
         waiting, arrived = reading.waiting, reading.sample.arrived_per_s
         done = "one stays" if now.replicas else "one is to serve"
-        return Wish(
+        return Proposal(
             1,
             "something to do",
             f"{waiting} waiting messages, {reading.unacknowledged} unacknowledged and "
@@ -104,7 +112,7 @@ def _last(scaling: Scaling, now: Situation, reading: Reading, busy_at: float) ->
         )
     left_s = busy_at + scaling.cooldown_period_s - now.at
     if now.replicas and left_s > 0.0:
-        return Wish(
+        return Proposal(
             1,
             "something to do a moment ago",
             "There is nothing to do, but there was a moment ago: the last replica stays.",
@@ -113,7 +121,7 @@ def _last(scaling: Scaling, now: Situation, reading: Reading, busy_at: float) ->
     return None
 
 
-def _attended(scaling: Scaling, reading: Reading, count: int) -> Wish | None:
+def _attended(scaling: Scaling, reading: SampleTotals, count: int) -> Proposal | None:
     """Return the proposal limited to the number of consumers; None if consumers do not limit it.
 
     They do not limit it under the policies "clients" and "fixed". Nor do they if workers come with
@@ -129,7 +137,7 @@ def _attended(scaling: Scaling, reading: Reading, count: int) -> Wish | None:
     # Without any consumer the limit does not apply: they may not be counted, or connect later.
     if not reading.consumers:
         return None
-    return Wish(
+    return Proposal(
         max(reading.consumers, scaling.replicas.min),
         "held: no consumers for another replica",
         f"{reading.consumers} consumers serve {count} replicas: nobody would consume from another "
@@ -138,20 +146,20 @@ def _attended(scaling: Scaling, reading: Reading, count: int) -> Wish | None:
     )
 
 
-def _keeps(now: Situation, reading: Reading, until: float) -> Wish | None:
+def _keeps(now: QueueSituation, reading: SampleTotals, until: float) -> Proposal | None:
     """Return why no replica is removed although fewer would do; None if one may be removed.
 
     `until` is the end of the cool-down, in seconds of the loop's clock.
     """
     if reading.unreachable:
-        return Wish(
+        return Proposal(
             now.replicas,
             "held: a replica is away",
             f"{reading.unreachable} of the replicas cannot be reached, so nothing is removed.",
             "When all can be reached a scale-in may begin.",
         )
     if now.at < until:
-        return Wish(
+        return Proposal(
             now.replicas,
             "held: cool-down",
             "Replicas have changed a moment ago, so nothing is removed.",
@@ -162,3 +170,114 @@ def _keeps(now: Situation, reading: Reading, until: float) -> Wish | None:
 
 def _counted(replicas: int) -> str:
     return "is 1 replica" if replicas == 1 else f"are {replicas} replicas"
+
+
+# -- clients --
+# Clients of a queue: how many replicas they need, which ones move, and which replica can end.
+#
+# Workers that come with a replica belong to it. They never move, and they do not keep a draining
+# replica from ending, because they end with it. Under the policy "clients" both producers and
+# consumers are distributed over replicas. Under the other policies producers distribute their
+# messages by share, so only consumers move.
+
+
+# A draining replica's share falls to 0 in steps; a share below this value counts as 0.
+NO_SHARE = 1e-9
+
+
+def client_proposal(scaling: Scaling, now: QueueSituation, reading: SampleTotals) -> Proposal:
+    """Return the proposal of the policy "clients": rules R5 and R6."""
+    each = _capacity_clients(scaling)
+    standings = _standings(reading.serving + reading.starting + reading.draining, each)
+    # Count ordered replicas as capacity, or each period would order them again.
+    standings += [
+        clients_module.ReplicaLoad(-1 - index, capacity_clients=each)
+        for index in range(reading.sample.pending)
+    ]
+    resource = reading.sample.resource_load
+    change = clients_module.capacity_change(
+        standings, inhibited=now.inhibited, resource_load=resource
+    )
+    load = clients_module.election_load(standings, resource)
+    clients = sum(one.clients for one in standings)
+    capacity = sum(one.capacity_clients for one in standings if not one.marked)
+    seen = (
+        f"{clients} clients for a capacity of {capacity:g} and machines {resource:.0%} busy: "
+        f"L_c = {load:.2f}"
+    )
+    count = now.replicas
+    if change.create or change.unmark is not None:
+        return Proposal(
+            count + 1, change.rule, f"{seen}.", "At L_c ≤ 1 nothing would have been added."
+        )
+    if change.mark is not None:
+        return Proposal(
+            count - 1,
+            change.rule,
+            f"{seen}; one replica less is still enough.",
+            f"With more than {capacity - each:g} clients all would stay.",
+        )
+    return Proposal(
+        count,
+        f"held: {change.rule}" if now.inhibited else change.rule,
+        f"{seen}.",
+        "Above L_c = 1 a replica would be added; one goes when its capacity is not needed.",
+    )
+
+
+def migrations(scaling: Scaling, reading: SampleTotals) -> list[Migrate]:
+    """Return moves of clients: away from draining replicas, and towards even numbers."""
+    seen = [one for one in reading.serving + reading.draining if one.reachable]
+    standings = _standings(seen, _capacity_clients(scaling))
+    moves: list[clients_module.ClientTransfer] = []
+    if scaling.policy is ScalingPolicy.CLIENTS:
+        moves += clients_module.client_transfers(MemberRole.PRODUCER, standings)
+    own = own_workers(scaling)
+    if own:
+        standings = [one._replace(consumers=max(one.consumers - own, 0)) for one in standings]
+    moves += clients_module.client_transfers(MemberRole.CONSUMER, standings)
+    return [Migrate(role, source, target, clients) for role, source, target, clients in moves]
+
+
+def retirements(scaling: Scaling, reading: SampleTotals) -> list[Retire]:
+    """Return the draining replicas that can end.
+
+    A replica can end if it is reachable, has no share, no messages and no producers, and no
+    consumers except its own workers.
+    """
+    own = own_workers(scaling)
+    return [
+        Retire(one.number)
+        for one in reading.draining
+        if one.reachable
+        and one.share <= NO_SHARE
+        and not one.waiting
+        and not one.unacknowledged
+        and not one.producers
+        and one.consumers <= own
+    ]
+
+
+def _standings(
+    replicas: Iterable[ReplicaSample], capacity_clients: float
+) -> list[clients_module.ReplicaLoad]:
+    return [
+        clients_module.ReplicaLoad(
+            one.number,
+            one.producers,
+            one.consumers,
+            capacity_clients,
+            one.state is ReplicaState.DRAINING,
+            one.waiting + one.unacknowledged,
+        )
+        for one in replicas
+    ]
+
+
+def _capacity_clients(scaling: Scaling) -> float:
+    return scaling.capacity_clients or clients_module.CAPACITY_CLIENTS
+
+
+def own_workers(scaling: Scaling) -> int:
+    """Workers that come with each replica and end with it."""
+    return scaling.workers_per_replica if scaling.worker is not None else 0

@@ -12,28 +12,27 @@ continue without a controller.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from tidegate.adapters.rabbitmq.address import RabbitmqAddress
-from tidegate.adapters.rabbitmq.elastic.actuator import RabbitmqActuator
-from tidegate.adapters.rabbitmq.elastic.ledger import read_topology
-from tidegate.adapters.rabbitmq.elastic.link import SteererLink
-from tidegate.adapters.rabbitmq.elastic.sensor import Look, RabbitmqSensor
-from tidegate.adapters.rabbitmq.elastic.topology import ElasticTopology
-from tidegate.adapters.rabbitmq.management import ManagementApi
-from tidegate.adapters.rabbitmq.queues import arguments_of
-from tidegate.control.autoscaler import Autoscaler
 from tidegate.control.journal import Journal
-from tidegate.control.learned import Learned
-from tidegate.control.rabbitmq_loop import NO_EPOCH, RabbitmqLoop, by_what_is_known
-from tidegate.control.replica_crew import ReplicaCrew
+from tidegate.control.learned import AcceptedModels
+from tidegate.control.queues.autoscaler import Autoscaler
+from tidegate.control.queues.loop import return_to_alias
+from tidegate.core.decisions import AnyAction, Decision, Exchange, Retire
 from tidegate.core.errors import QueueNotExisting, RetryLater, TidegateError, Unavailable
-from tidegate.core.ports import Clock
-from tidegate.core.scaling import Range, Scaling, Steering
-from tidegate.core.steering import Decision
+from tidegate.core.store import Clock
+from tidegate.core.topology import ALIAS, ControlMode, Range, ReplicaState, Scaling, replica_name
+from tidegate.engines.rabbitmq.actuator import RabbitmqActuator
+from tidegate.engines.rabbitmq.client import RabbitmqAddress
+from tidegate.engines.rabbitmq.management import ManagementApi
+from tidegate.engines.rabbitmq.queues import arguments_of
+from tidegate.engines.rabbitmq.sensor import RabbitmqSample, RabbitmqSensor
+from tidegate.engines.rabbitmq.topology import ControllerConnection, ElasticTopology, read_topology
+from tidegate.fleet.processes import ReplicaWorkers
 
 _BACKOFF_FIRST_S = 0.5
 _BACKOFF_MAX_S = 5.0
@@ -41,10 +40,10 @@ _BACKOFF_MAX_S = 5.0
 _ALL = 1000
 
 # Called after each period with the topology, the sample and the decision.
-Seen = Callable[[ElasticTopology, Look, Decision], None]
+OnDecision = Callable[[ElasticTopology, RabbitmqSample, Decision], None]
 
 
-class RabbitmqSteering:
+class RabbitmqController:
     """Controls one elastic queue while it runs."""
 
     def __init__(
@@ -56,8 +55,8 @@ class RabbitmqSteering:
         journal: Journal,
         *,
         say: Callable[[str], None],
-        seen: Seen,
-        crew: ReplicaCrew | None = None,
+        seen: OnDecision,
+        crew: LocalWorkers | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._address = address
@@ -80,10 +79,10 @@ class RabbitmqSteering:
         backoff_s, has_connected = _BACKOFF_FIRST_S, False
         while True:
             try:
-                async with SteererLink(self._address) as link:
+                async with ControllerConnection(self._address) as link:
                     has_connected = True
                     await self._check_queue(link)
-                    if self._scaling.steering is Steering.RECOMMEND:
+                    if self._scaling.steering is ControlMode.RECOMMEND:
                         backoff_s = _BACKOFF_FIRST_S
                         await self._recommend(link, once)
                         return
@@ -105,14 +104,14 @@ class RabbitmqSteering:
 
     async def end(self) -> bool:
         """Drain and remove all replicas; return False if the queue was already plain."""
-        async with SteererLink(self._address) as link:
+        async with ControllerConnection(self._address) as link:
             if await self._find(link) is None:
                 return False
             actuator = await self._taken_over(link)
             going = msgspec.structs.replace(
                 self._scaling,
                 replicas=Range(0, max(self._scaling.replicas.max, 1)),
-                steering=Steering.MANUAL,
+                steering=ControlMode.MANUAL,
                 replicas_wanted=0,
                 step_max=_ALL,
             )
@@ -122,19 +121,19 @@ class RabbitmqSteering:
             await actuator.give_up()
             return True
 
-    async def _recommend(self, link: SteererLink, once: bool) -> None:
+    async def _recommend(self, link: ControllerConnection, once: bool) -> None:
         """Sample and decide without the lock, and change nothing.
 
         Another process may control the queue at the same time.
         """
         sensor = RabbitmqSensor(link, self._management)
-        autoscaler = Autoscaler(Learned(None).complete("", self._scaling))
+        autoscaler = Autoscaler(AcceptedModels(None).complete("", self._scaling))
         while True:
             due_at = self._clock.monotonic() + self._scaling.polling_interval_s
             # A plain queue is treated as a topology without replicas.
             topology = await self._find(link) or ElasticTopology(queue=self._queue, version=0)
             look = await sensor.look(topology, self._clock.monotonic)
-            decision = by_what_is_known(autoscaler.decide(look.sample), look)
+            decision = without_unmeasured(autoscaler.decide(look.sample), look)
             await self._journal.write(decision, NO_EPOCH)
             self._seen(topology, look, decision)
             if once:
@@ -142,19 +141,19 @@ class RabbitmqSteering:
             _end_if_cancelled()
             await asyncio.sleep(max(due_at - self._clock.monotonic(), 0.0))
 
-    async def _check_queue(self, link: SteererLink) -> None:
+    async def _check_queue(self, link: ControllerConnection) -> None:
         """Raise `QueueNotExisting` before a mistyped name creates exchanges and queues."""
         if await link.length(self._queue) is None:
             raise QueueNotExisting(
                 f"there is no queue {self._queue}: create it first; a worker that starts does"
             )
 
-    async def look(self) -> tuple[ElasticTopology, Look] | None:
+    async def look(self) -> tuple[ElasticTopology, RabbitmqSample] | None:
         """Return the topology and a sample without taking the lock; None if the queue is plain.
 
         Raises `QueueNotExisting`.
         """
-        async with SteererLink(self._address) as link:
+        async with ControllerConnection(self._address) as link:
             await self._check_queue(link)
             topology = await self._find(link)
             if topology is None:
@@ -162,10 +161,10 @@ class RabbitmqSteering:
             sensor = RabbitmqSensor(link, self._management)
             return topology, await sensor.look(topology, self._clock.monotonic)
 
-    async def _find(self, link: SteererLink) -> ElasticTopology | None:
+    async def _find(self, link: ControllerConnection) -> ElasticTopology | None:
         return await read_topology(await link.channel(), self._queue, is_empty_fine=True)
 
-    async def _taken_over(self, link: SteererLink) -> RabbitmqActuator:
+    async def _taken_over(self, link: ControllerConnection) -> RabbitmqActuator:
         if not await link.has_lock(self._queue):
             self._say(f"somebody else steers {self._queue}: waiting until it ends")
             await link.wait_for_lock(self._queue)
@@ -187,7 +186,7 @@ class RabbitmqSteering:
 
     async def _periods(
         self,
-        link: SteererLink,
+        link: ControllerConnection,
         actuator: RabbitmqActuator,
         scaling: Scaling,
         is_over: Callable[[], bool],
@@ -219,3 +218,182 @@ def _end_if_cancelled() -> None:
 
 def _counted(replicas: int) -> str:
     return "1 replica" if replicas == 1 else f"{replicas} replicas"
+
+
+# -- replica_crew --
+# Worker processes that come with each replica on RabbitMQ, on the controller's own computer.
+#
+# Each replica gets the configured number of workers. A worker is bound to its replica by the
+# variable
+# TIDEGATE_REPLICA and ends with it. All workers drain and end when the controller ends. Users who
+# want workers to outlive the controller start them separately.
+
+
+_DRAIN_S = 30.0
+# There are no machines here, so workers have no machine id.
+_NO_MACHINE = 0
+
+
+class LocalWorkers:
+    """The local workers of all replicas of one queue."""
+
+    def __init__(self, target: str, url: str, workers_per_replica: int) -> None:
+        self._target = target
+        self._url = url
+        self._count = workers_per_replica
+        self._workers: dict[int, ReplicaWorkers] = {}
+
+    async def follow(self, topology: ElasticTopology) -> None:
+        """Make one step towards workers at every replica that is not starting, and at no other."""
+        there = {one.number for one in topology.replicas if one.state is not ReplicaState.STARTING}
+        for number in there - self._workers.keys():
+            name = replica_name(topology.queue, number)
+            self._workers[number] = ReplicaWorkers(name, self._target, _NO_MACHINE, _DRAIN_S)
+        for number, workers in list(self._workers.items()):
+            await workers.adjust(self._count if number in there else 0, self._url, {})
+            if number not in there and workers.are_gone:
+                del self._workers[number]
+
+    @property
+    def trouble(self) -> str:
+        """The workers' problems as one text; empty if there are none."""
+        return "; ".join(filter(None, (workers.trouble for workers in self._workers.values())))
+
+    async def end(self) -> None:
+        """End all workers and wait for their drain."""
+        await asyncio.gather(*(workers.end() for workers in self._workers.values()))
+        self._workers.clear()
+
+
+# -- rabbitmq_loop --
+# The loop of one elastic queue on RabbitMQ: the same `Autoscaler`, another engine.
+#
+#     reconcile → sample → decide → act → record
+#
+# The process that holds the queue's lock runs one period after the other:
+#
+# - A starting replica whose queue exists begins to serve.
+# - A replica whose queue is gone is removed from the topology.
+# - The consumers of a draining, empty replica are asked to leave it.
+# - The autoscaler decides everything else.
+#
+# The loop can be stopped at any step. The topology is written before each change, so the next
+# process
+# that gets the lock continues from there.
+
+
+log = logging.getLogger(__name__)
+
+# The journal's writes carry a leader's epoch on nodes. Here the queue's lock protects them, and the
+# connection holds the lock.
+NO_EPOCH = 0
+
+
+class RabbitmqLoop:
+    """Runs the periods of one elastic queue while this process holds its lock."""
+
+    def __init__(
+        self,
+        sensor: RabbitmqSensor,
+        actuator: RabbitmqActuator,
+        journal: Journal,
+        scaling: Scaling,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._sensor = sensor
+        self._actuator = actuator
+        self._journal = journal
+        self._monotonic = monotonic
+        self._autoscaler = Autoscaler(AcceptedModels(None).complete("", scaling))
+        # Replicas asked to end that had no messages and no clients in the last sample.
+        self._quiet: set[int] = set()
+        # The sample of the last period.
+        self.last: RabbitmqSample | None = None
+
+    @property
+    def scaling(self) -> Scaling:
+        return self._autoscaler.scaling
+
+    @scaling.setter
+    def scaling(self, scaling: Scaling) -> None:
+        self._autoscaler.scaling = AcceptedModels(None).complete("", scaling)
+
+    async def run_once(self) -> Decision:
+        """Run one period and return its decision, with the result of each action."""
+        look = await self._keep_up()
+        self.last = look
+        leaving = {one.number for one in self._actuator.topology.replicas if one.is_leaving}
+        decision = self._decide(look)
+        decision = await self._act(decision)
+        self._quiet = {
+            one.number for one in look.sample.replicas if one.is_empty and one.number in leaving
+        }
+        await self._journal.write(decision, NO_EPOCH)
+        return decision
+
+    async def _look(self) -> RabbitmqSample:
+        actuator = self._actuator
+        return await self._sensor.look(actuator.topology, self._monotonic, actuator.moved())
+
+    async def _keep_up(self) -> RabbitmqSample:
+        look, actuator = await self._look(), self._actuator
+        before = actuator.topology
+        for number in look.missing:
+            one = actuator.topology.replica(number)
+            if one is not None and one.state is not ReplicaState.STARTING:
+                log.warning("replica %s of %s is gone: forgotten", number, look.sample.queue)
+                await actuator.forget(number)
+        for replica in look.sample.replicas:
+            if replica.state is ReplicaState.STARTING and replica.reachable:
+                await actuator.serve(replica.number)
+            is_drained = replica.state is ReplicaState.DRAINING and not replica.share
+            if is_drained and replica.reachable and not replica.waiting:
+                await actuator.let_go(replica.number)
+        return look if actuator.topology is before else await self._look()
+
+    def _decide(self, look: RabbitmqSample) -> Decision:
+        decision = without_unmeasured(self._autoscaler.decide(look.sample), look)
+        return msgspec.structs.replace(
+            decision,
+            actions=[
+                *(one for one in decision.actions if self._is_for_us(one, look)),
+                *return_to_alias(look.sample),
+            ],
+        )
+
+    def _is_for_us(self, action: AnyAction, look: RabbitmqSample) -> bool:
+        match action:
+            case Exchange(source) if source == ALIAS:
+                # The alias's own consumers work off its messages. A transfer would mark them as
+                # redelivered.
+                return not look.alias_consumers
+            case Retire(number):
+                # A consumer that dies leaves the holders' queue just before its messages return.
+                # Retire a replica only if two samples in a row show it empty.
+                return number in self._quiet
+        return True
+
+    async def _act(self, decision: Decision) -> Decision:
+        failures = []
+        for action in decision.actions:
+            failure = await self._actuator.carry_out(action)  # type: ignore[arg-type]
+            if failure is not None:
+                failures.append(failure)
+        return msgspec.structs.replace(
+            decision,
+            carried_out=not failures,
+            outcome="; ".join(dict.fromkeys(failures)),
+        )
+
+
+def without_unmeasured(decision: Decision, look: RabbitmqSample) -> Decision:
+    """Return the decision without the inputs that RabbitMQ did not measure.
+
+    Adds a sentence with the missing inputs if the management API could not be asked.
+    """
+    known = {name: figure for name, figure in decision.inputs.items() if name not in look.unknown}
+    missing = [name for name in decision.inputs if name not in known]
+    words = f"Not measured: {', '.join(missing)} ({look.trouble})." if look.trouble else ""
+    return msgspec.structs.replace(
+        decision, inputs=known, reason=" ".join(filter(None, (decision.reason, words)))
+    )

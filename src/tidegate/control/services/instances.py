@@ -1,40 +1,189 @@
-"""Reconciles the instances of a service with the wanted number and version.
+"""The instances of a service while a decision is made: as they are, and as they will be.
 
-Theory of operation
--------------------
-
-An `InstanceReconciler` belongs to one service and is called in every decision: `clean` first, then,
-after the wanted number has been decided, `fill`. It records its actions in an `InstanceSet`.
-
-    drained     nothing outstanding: removed; after DRAIN_S_MAX at the latest. Sticky services give
-                sessions a grace time first
-    failed      removed and replaced. A version that cannot start is retried less and less often. An
-                instance of an old version stays until the new one answers; its machine restarts it
-    hanging     ejected by every door for EJECTED_S while another instance answers: drained
-    overloaded  slow or short of memory for long: replaced like an old version, one at a time
-    old         one new instance is ordered; when enough answer without an old one, that one
-                drains. A surplus drains too, also while the new version does not start
-    spares      serve at once when an instance is missing, and are refilled when none is
-
-Invariants:
-
-- A replaced instance stays until its replacement answers, so a version that does not start does no
-  harm. If there is no slot for one more instance, one of several goes first; a single one stays.
-- At most one instance of a rollout is on its way at a time.
-- A version that has failed counts as able to start only after an instance, ready since the last
-  failure, has served for _PROVEN_S.
-
-State is in memory: since when each instance is in its state, and the failures of each version. A
-new leader starts without it and may retry a failing version sooner.
+Each action is recorded and applied to the copy here at once, so that the next step of the same
+decision sees its effect.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from tidegate.control.service_crew import Crew
-from tidegate.control.service_reading import ServiceReading
-from tidegate.core.hosting import Instance, InstanceState, ServiceSpec
+import msgspec
+
+from tidegate.control.services.performance import MergedServiceSample
+from tidegate.core.decisions import (
+    AddInstance,
+    AnyAction,
+    DrainInstance,
+    MakeSpare,
+    Promote,
+    RemoveInstance,
+)
+from tidegate.core.services import Instance, InstanceState, Service, ServiceSpec
+
+_COMING = (InstanceState.ORDERED, InstanceState.STARTING)
+
+
+class InstanceSet:
+    """The instances and actions of one decision."""
+
+    def __init__(self, service: Service, instances: Sequence[Instance]) -> None:
+        self.service = service
+        self.instances = {one.instance_id: one for one in instances}
+        # Instances that no door sends requests to.
+        self.ejected: set[int] = set()
+        # Ordered in this decision; they have no id yet.
+        self._ordered = 0
+        self._ordered_spares = 0
+        self.actions: list[AnyAction] = []
+        self.reasons: list[str] = []
+        self.rule = ""
+        # Problems of the service, as texts for people.
+        self.trouble: list[str] = []
+
+    @property
+    def wanted_before(self) -> int:
+        """The wanted number as it follows from the running instances, if none was stored.
+
+        During a rollout it may be one too high. That is safer than one too low, and the surplus
+        instance is removed when the load is low.
+        """
+        return sum(
+            not one.is_spare and one.state is not InstanceState.DRAINING
+            for one in self.instances.values()
+        )
+
+    @property
+    def alive(self) -> list[Instance]:
+        """Instances that serve or will serve, and spares; the oldest first."""
+        gone = (InstanceState.DRAINING, InstanceState.FAILED)
+        return [one for one in self.instances.values() if one.state not in gone]
+
+    @property
+    def serving(self) -> list[Instance]:
+        """Instances that are to serve: ready, or coming."""
+        return [one for one in self.alive if not one.is_spare]
+
+    @property
+    def counted_ids(self) -> list[int]:
+        """Ids of instances that serve or will serve, without ejected ones."""
+        return [one.instance_id for one in self.serving if one.instance_id not in self.ejected]
+
+    @property
+    def serving_count(self) -> int:
+        """The number of `serving` instances, with those ordered in this decision."""
+        return len(self.serving) + self._ordered
+
+    @property
+    def spares_count(self) -> int:
+        """Spares of the deployed version, with those ordered in this decision."""
+        return self._ordered_spares + sum(
+            one.is_spare and self.is_current(one) for one in self.alive
+        )
+
+    @property
+    def ready(self) -> list[Instance]:
+        """Instances that answer and get requests."""
+        return [
+            one
+            for one in self.serving
+            if one.state is InstanceState.READY and one.instance_id not in self.ejected
+        ]
+
+    @property
+    def coming(self) -> list[Instance]:
+        """Instances that are ordered or starting, and are to serve."""
+        return [one for one in self.serving if one.state in _COMING]
+
+    @property
+    def ready_spares(self) -> list[Instance]:
+        """Spares that are ready, the newest version first."""
+        spares = [one for one in self.alive if one.is_spare and one.state is InstanceState.READY]
+        return sorted(spares, key=lambda one: (-one.version, one.instance_id))
+
+    @property
+    def is_rolling(self) -> bool:
+        """Whether instances of another version are still alive."""
+        return any(not self.is_current(one) for one in self.alive)
+
+    def is_current(self, instance: Instance) -> bool:
+        return instance.version == self.service.version
+
+    def of_state(self, *states: InstanceState) -> list[Instance]:
+        return [one for one in self.instances.values() if one.state in states]
+
+    # Actions of the decision
+
+    def because(self, reason: str) -> None:
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+
+    def do(self, action: AnyAction) -> None:
+        self.actions.append(action)
+
+    def add(self, count: int = 1, *, is_spare: bool = False) -> None:
+        self.actions.append(AddInstance(count, is_spare))
+        if is_spare:
+            self._ordered_spares += count
+        else:
+            self._ordered += count
+
+    def promote(self, instance: Instance) -> None:
+        self.actions.append(Promote(instance.instance_id))
+        self._change(instance, weight=1.0)
+
+    def make_spare(self, instance: Instance) -> None:
+        self.actions.append(MakeSpare(instance.instance_id))
+        self._change(instance, weight=0.0)
+
+    def drain(self, instance: Instance) -> None:
+        self.actions.append(DrainInstance(instance.instance_id))
+        self._change(instance, state=InstanceState.DRAINING)
+
+    def remove(self, instance: Instance) -> None:
+        self.actions.append(RemoveInstance(instance.instance_id))
+        del self.instances[instance.instance_id]
+
+    def _change(self, instance: Instance, **changes: object) -> None:
+        self.instances[instance.instance_id] = msgspec.structs.replace(instance, **changes)
+
+
+# -- service_upkeep --
+# Reconciles the instances of a service with the wanted number and version.
+#
+# Theory of operation
+# -------------------
+#
+# An `InstanceReconciler` belongs to one service and is called in every decision: `clean` first,
+# then,
+# after the wanted number has been decided, `fill`. It records its actions in an `InstanceSet`.
+#
+#     drained     nothing outstanding: removed; after DRAIN_S_MAX at the latest. Sticky services
+#     give
+#                 sessions a grace time first
+#     failed      removed and replaced. A version that cannot start is retried less and less often.
+#     An
+#                 instance of an old version stays until the new one answers; its machine restarts
+#                 it
+#     hanging     ejected by every door for EJECTED_S while another instance answers: drained
+#     overloaded  slow or short of memory for long: replaced like an old version, one at a time
+#     old         one new instance is ordered; when enough answer without an old one, that one
+#                 drains. A surplus drains too, also while the new version does not start
+#     spares      serve at once when an instance is missing, and are refilled when none is
+#
+# Invariants:
+#
+# - A replaced instance stays until its replacement answers, so a version that does not start does
+# no
+#   harm. If there is no slot for one more instance, one of several goes first; a single one stays.
+# - At most one instance of a rollout is on its way at a time.
+# - A version that has failed counts as able to start only after an instance, ready since the last
+#   failure, has served for _PROVEN_S.
+#
+# State is in memory: since when each instance is in its state, and the failures of each version. A
+# new leader starts without it and may retry a failing version sooner.
+
 
 DRAIN_S_MAX = 60.0
 # A hanging instance does not answer its outstanding requests any more.
@@ -54,7 +203,7 @@ UNPLACED_S = 5.0
 _REPLACE_S = 60.0
 
 
-class ServiceUpkeep:
+class InstanceReconciler:
     """Keeps the instances of one service as they are wanted."""
 
     def __init__(self) -> None:
@@ -67,7 +216,7 @@ class ServiceUpkeep:
         # Instances of the right version that are to be replaced.
         self._outworn: set[int] = set()
 
-    def clean(self, crew: Crew, reading: ServiceReading | None, at: float) -> None:
+    def clean(self, crew: InstanceSet, reading: MergedServiceSample | None, at: float) -> None:
         """Remove drained instances, and replace failed and hanging ones."""
         self._look(crew, reading, at)
         for instance in crew.of_state(InstanceState.DRAINING):
@@ -80,7 +229,7 @@ class ServiceUpkeep:
         if reading is not None:
             self._let_go_of_hanging(crew, at)
 
-    def replace(self, crew: Crew, instance: Instance, why: str, at: float) -> None:
+    def replace(self, crew: InstanceSet, instance: Instance, why: str, at: float) -> None:
         """Mark an instance to be replaced; ignored within _REPLACE_S of another one."""
         if self._outworn or at - self._replaced_at < _REPLACE_S:
             return
@@ -89,7 +238,7 @@ class ServiceUpkeep:
         crew.rule = crew.rule or "overloaded"
         crew.because(f"Instance {instance.instance_id} {why}: another one takes its place.")
 
-    def fill(self, crew: Crew, wanted: int, at: float, slots_free: int | None) -> None:
+    def fill(self, crew: InstanceSet, wanted: int, at: float, slots_free: int | None) -> None:
         """Order, promote, drain and remove until the wanted number of the right version serves."""
         while len(crew.ready) < wanted and (spares := crew.ready_spares):
             crew.promote(spares[0])
@@ -105,13 +254,13 @@ class ServiceUpkeep:
         self._shrink(crew, wanted)
         self._keep_spares(crew, at)
 
-    def is_stuck(self, crew: Crew) -> bool:
+    def is_stuck(self, crew: InstanceSet) -> bool:
         """Return whether the deployed version keeps failing, so that old instances must serve."""
         if self._failures.get(crew.service.version, 0) <= 1:
             return False
         return not any(map(crew.is_current, crew.ready + crew.ready_spares))
 
-    def unplaced(self, crew: Crew, at: float) -> list[Instance]:
+    def unplaced(self, crew: InstanceSet, at: float) -> list[Instance]:
         """Return the coming instances that have had no slot for long."""
         return [one for one in crew.coming if self._has_no_place(one, at)]
 
@@ -120,7 +269,7 @@ class ServiceUpkeep:
 
     # Existing instances
 
-    def _look(self, crew: Crew, reading: ServiceReading | None, at: float) -> None:
+    def _look(self, crew: InstanceSet, reading: MergedServiceSample | None, at: float) -> None:
         now: set[tuple[int, str]] = set()
         for one in crew.instances.values():
             now.add((one.instance_id, one.state.value))
@@ -146,7 +295,7 @@ class ServiceUpkeep:
         return self._since.get((instance.instance_id, what), at)
 
     def _is_drained(
-        self, instance: Instance, spec: ServiceSpec, reading: ServiceReading | None, at: float
+        self, instance: Instance, spec: ServiceSpec, reading: MergedServiceSample | None, at: float
     ) -> bool:
         for_s = at - self._first(instance, InstanceState.DRAINING, at)
         is_hanging = (instance.instance_id, "ejected") in self._since
@@ -159,7 +308,7 @@ class ServiceUpkeep:
             return False
         return not reading.instance(instance.instance_id).outstanding
 
-    def _replace_failed(self, crew: Crew, instance: Instance, at: float) -> None:
+    def _replace_failed(self, crew: InstanceSet, instance: Instance, at: float) -> None:
         version, said = instance.version, instance.detail or "it does not say why"
         if self._first(instance, InstanceState.FAILED, at) == at:
             self._failures[version] = self._failures.get(version, 0) + 1
@@ -176,7 +325,7 @@ class ServiceUpkeep:
             crew.rule = crew.rule or "failed"
             crew.because(f"Instance {instance.instance_id} failed ({said}): it is replaced.")
 
-    def _may_go_for_good(self, crew: Crew, at: float) -> bool:
+    def _may_go_for_good(self, crew: InstanceSet, at: float) -> bool:
         """Return whether a failed instance of an old version need not be restarted.
 
         Its version is never ordered again. Until the new version has shown that it starts, a
@@ -189,7 +338,7 @@ class ServiceUpkeep:
         waits = any(map(crew.is_current, self.unplaced(crew, at)))
         return is_untried and waits
 
-    def _let_go_of_hanging(self, crew: Crew, at: float) -> None:
+    def _let_go_of_hanging(self, crew: InstanceSet, at: float) -> None:
         ejected = [
             one
             for one in crew.serving
@@ -208,7 +357,7 @@ class ServiceUpkeep:
 
     # Starting, renewing and removing
 
-    def _may_start(self, crew: Crew, at: float) -> bool:
+    def _may_start(self, crew: InstanceSet, at: float) -> bool:
         return at >= self._retry_at(crew.service.version)
 
     def _retry_at(self, version: int) -> float:
@@ -222,10 +371,10 @@ class ServiceUpkeep:
         doublings = min(failures - 2, _RETRY_DOUBLINGS_MAX)
         return failed_at + (min(2.0**doublings, _RETRY_S_MAX) if failures > 1 else 0.0)
 
-    def _is_outdated(self, crew: Crew, instance: Instance) -> bool:
+    def _is_outdated(self, crew: InstanceSet, instance: Instance) -> bool:
         return not crew.is_current(instance) or instance.instance_id in self._outworn
 
-    def _forget_surplus(self, crew: Crew, wanted: int) -> None:
+    def _forget_surplus(self, crew: InstanceSet, wanted: int) -> None:
         """Remove failed old instances if enough instances answer without them."""
         if len(crew.ready) < wanted:
             return
@@ -238,7 +387,7 @@ class ServiceUpkeep:
                     f"{instance.version}, which failed: it is not replaced."
                 )
 
-    def _renew(self, crew: Crew, wanted: int, at: float, slots_free: int | None) -> None:
+    def _renew(self, crew: InstanceSet, wanted: int, at: float, slots_free: int | None) -> None:
         outdated = [one for one in crew.serving if self._is_outdated(crew, one)]
         if not outdated:
             return
@@ -285,7 +434,7 @@ class ServiceUpkeep:
                 f"There is no slot for one more: instance {answering[0].instance_id} goes first."
             )
 
-    def _shrink(self, crew: Crew, wanted: int) -> None:
+    def _shrink(self, crew: InstanceSet, wanted: int) -> None:
         """Reduce a surplus: coming instances first, then the smallest weight, then the newest."""
         if any(self._is_outdated(crew, one) for one in crew.serving):
             return
@@ -306,7 +455,7 @@ class ServiceUpkeep:
             else:
                 crew.remove(instance)
 
-    def _keep_spares(self, crew: Crew, at: float) -> None:
+    def _keep_spares(self, crew: InstanceSet, at: float) -> None:
         if any(not crew.is_current(one) for one in crew.serving):
             return
         spares = [one for one in crew.alive if one.is_spare]
@@ -330,3 +479,45 @@ class ServiceUpkeep:
                 crew.drain(instance)
             else:
                 crew.remove(instance)
+
+
+# -- memory_shortage --
+# Instances that are short of memory although a replacement would not be, and for how long.
+#
+# The free memory of an instance is limited by its computer's (fleet/applications.py). If all
+# instances
+# are short, a replacement would be short too, so none is replaced. If only some are short, they use
+# too much themselves. A single instance is compared with its own past: if it once had enough, a
+# replacement has enough again, or is never replaced.
+
+
+class MemoryShortage:
+    """Counts how long each instance of one service has been short of memory."""
+
+    def __init__(self) -> None:
+        # By instance: consecutive samples in which it was short and a new one would not be.
+        self._short: dict[int, int] = {}
+        # Instances that have had enough memory at some time.
+        self._had_enough: set[int] = set()
+        # Whether several instances were short in the last sample, and none had enough.
+        self.is_everybodys = False
+
+    def see(self, crew: InstanceSet, warning_bytes: float | None) -> None:
+        """Use a new sample; `warning_bytes` is None if the agreement promises no free memory."""
+        free = {
+            one.instance_id: one.free_memory_bytes
+            for one in crew.ready + crew.ready_spares
+            if one.free_memory_bytes is not None
+        }
+        short = {one for one in free if warning_bytes is not None and free[one] < warning_bytes}
+        self.is_everybodys = len(short) > 1 and len(short) == len(free)
+        self._had_enough = (self._had_enough | (free.keys() - short)) & free.keys()
+        if len(short) < len(free):
+            helped = short
+        else:
+            helped = short & self._had_enough if len(free) == 1 else set()
+        self._short = {one: self._short.get(one, 0) + 1 for one in helped}
+
+    def readings(self, instance_id: int) -> int:
+        """Return for how many consecutive samples a replacement would have helped."""
+        return self._short.get(instance_id, 0)

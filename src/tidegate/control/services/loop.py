@@ -1,64 +1,50 @@
-"""The loop of one HTTP service: measure, decide, order, record.
+"""The loop of all HTTP services: one period of each, concurrently, while this node leads.
 
 Theory of operation
 -------------------
 
-`HostingLoop` calls `run_once` for each service about twice a second while this node leads. One
-period does this:
+The leader calls `run_once` in every round. Every PERIOD_S it reads the services from the store,
+keeps one `HostedServiceLoop` for each, and runs their periods concurrently:
 
-    1. agreement  read the agreement of the service; it may have changed since the last period
-    2. measure    `ServiceMonitor` turns door samples into closed windows and one joint sample
-    3. report     closed windows, instance starts and probe results go to alerts and telemetry
-    4. decide     `ServiceAutoscaler` returns a `Decision` with actions
-    5. keep       the wanted number and the measured capacity are stored, before any order
-    6. act        the actions change rows of instances in the store; machines and doors follow them
-    7. record     the service's detail, the agreement's status and the decision are stored
+    doors, instances → ServiceMonitor → ServiceAutoscaler → HostingStore → journal
+                            ↘ violations, alarms, door disagreement → telemetry, alerts
 
-Order matters. Windows are reported before anything is ordered: a window is closed once, and an
-order may fail. The wanted number is stored before the orders, so that the next leader can complete
-a change that was interrupted between two orders.
+A service that was deleted loses its loop, and a new one gets a loop with the agreement status that
+the store has kept. Every write carries the leader's epoch.
 
 Failures:
 
-- An agreement that cannot be read changes nothing about the running instances. The service's detail
-  names the problem.
-- If no door reports, the load is unknown. Failed instances are still replaced, and the wanted
-  number does not change.
-- Errors of the store leave `run_once`, and the next period tries again. `StaleEpoch` ends this
-  node's leadership.
+- `StaleEpoch` leaves `run_once`. The leader then calls `stand_down`, which drops all loops.
+- Another `TidegateError` of one service is logged. The service keeps its state until its next
+  period, and the others are not affected.
+- Any other exception is a bug. It is logged, and the service's detail says so, because otherwise
+  users would not see that the service is no longer controlled.
+
+The store holds everything that a leader began: the state and weight of each instance, the admission
+limit and the error budget. The next leader continues from there.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from tidegate.agreement.document import Agreement, AgreementInvalid, parse_agreement
-from tidegate.agreement.kept_standing import KeptStanding
-from tidegate.agreement.ledger import Entry
-from tidegate.control.agreement_news import AgreementNews, Governed
-from tidegate.control.alerts import Alerts
-from tidegate.control.configuration import Configuration
+from tidegate.agreements.document import Agreement, AgreementInvalid, parse_agreement
+from tidegate.agreements.ledger import LedgerEntry, StoredAgreementStatus
+from tidegate.control.alerts import AgreementAlerts, AgreementSubject, Alerts, CapacityShortage
 from tidegate.control.journal import Journal
-from tidegate.control.kept_configuration import KeptConfiguration
-from tidegate.control.learned import Learned
-from tidegate.control.learned_agreement import with_learned
-from tidegate.control.monitoring import Disagreements, Measured, Monitoring
-from tidegate.control.probe import Probe
-from tidegate.control.service_seen import Seen
-from tidegate.control.shortage import Shortage
-from tidegate.core.crash import crash_point
-from tidegate.core.hosting import (
-    HostingStore,
-    InstanceState,
-    Service,
-    ServiceSpec,
-    decided_about,
+from tidegate.control.learned import AcceptedModels, with_learned
+from tidegate.control.services.measurement import (
+    Disagreements,
+    HttpProbe,
+    MonitoringResult,
+    ServiceMonitor,
 )
-from tidegate.core.ports import Clock
-from tidegate.core.probe_mark import probe_mark
-from tidegate.core.steering import (
+from tidegate.control.services.performance import ServiceSample
+from tidegate.control.services.sizing import ServiceAutoscaler, StoredServiceState
+from tidegate.core.decisions import (
     AddInstance,
     Admit,
     AnyAction,
@@ -70,12 +56,140 @@ from tidegate.core.steering import (
     SetConcurrency,
     Weigh,
 )
+from tidegate.core.errors import StaleEpoch, TidegateError
+from tidegate.core.runtime import crash_point
+from tidegate.core.services import (
+    HostingStore,
+    InstanceState,
+    Service,
+    ServiceSpec,
+    decision_subject,
+    probe_mark,
+)
+from tidegate.core.store import Clock
 from tidegate.telemetry.recorder import Recorder
 
 if TYPE_CHECKING:
-    from tidegate.control.fleet_loop import FleetLoop
+    from tidegate.control.machines import FleetLoop
+
 
 log = logging.getLogger(__name__)
+
+# Seconds. Doors report every second, and a period should act on a report soon after it comes.
+PERIOD_S = 0.5
+# Seconds between checks for new services while there are none.
+IDLE_S = 1.0
+
+
+class HostingLoop:
+    """Runs the periods of all HTTP services."""
+
+    def __init__(
+        self,
+        store: HostingStore,
+        journal: Journal,
+        alerts: Alerts,
+        *,
+        fleet_loop: FleetLoop | None = None,
+        recorder: Recorder | None = None,
+        clock: Clock | None = None,
+        new_probe: Callable[[], HttpProbe] = HttpProbe,
+        learned: AcceptedModels | None = None,
+    ) -> None:
+        self._store = store
+        self._journal = journal
+        self._alerts = alerts
+        self._fleet_loop = fleet_loop
+        self._recorder = recorder
+        self._clock = clock or Clock()
+        self._new_probe = new_probe
+        self._learned = learned
+        self._due_at = float("-inf")
+        self.services: dict[str, HostedServiceLoop] = {}
+
+    async def run_once(self, now: float, epoch: int) -> None:
+        """Run one period of every service, unless the last one was less than PERIOD_S ago.
+
+        Raises `StaleEpoch` if this node no longer leads.
+        """
+        if now < self._due_at:
+            return
+        services = await self._store.services()
+        self._due_at = now + (PERIOD_S if services else IDLE_S)
+        names = {service.spec.name for service in services}
+        for name in self.services.keys() - names:
+            self.services.pop(name).stop()
+        standings = await self._store.standings() if names - self.services.keys() else {}
+        for name in names - self.services.keys():
+            self.services[name] = HostedServiceLoop(
+                name,
+                self._store,
+                self._journal,
+                self._alerts,
+                standings=standings,
+                fleet_loop=self._fleet_loop,
+                recorder=self._recorder,
+                clock=self._clock,
+                probe=self._new_probe(),
+                learned=self._learned,
+            )
+        results = await asyncio.gather(
+            *(self.services[one.spec.name].run_once(one, now, epoch) for one in services),
+            return_exceptions=True,
+        )
+        for service, result in zip(services, results, strict=True):
+            if isinstance(result, StaleEpoch):
+                raise result
+            if isinstance(result, TidegateError):
+                log.warning("service %s is left as it is: %s", service.spec.name, result)
+            elif isinstance(result, BaseException):
+                log.error("a bug in the loop of service %s", service.spec.name, exc_info=result)
+                # Show it to users, who would otherwise not see that nothing is decided any more.
+                said = f"a bug of ours keeps it from being looked after: {result!r}; see the log"
+                if service.detail != said:
+                    await self._store.set_service_detail(service.spec.name, said, epoch)
+
+    def stand_down(self) -> None:
+        """Stop and forget all service loops, because this node no longer leads."""
+        self._due_at = float("-inf")
+        for service in self.services.values():
+            service.stop()
+        self.services.clear()
+
+
+# -- hosted_service_loop --
+# The loop of one HTTP service: measure, decide, order, record.
+#
+# Theory of operation
+# -------------------
+#
+# `HostingLoop` calls `run_once` for each service about twice a second while this node leads. One
+# period does this:
+#
+#     1. agreement  read the agreement of the service; it may have changed since the last period
+#     2. measure    `ServiceMonitor` turns door samples into closed windows and one joint sample
+#     3. report     closed windows, instance starts and probe results go to alerts and telemetry
+#     4. decide     `ServiceAutoscaler` returns a `Decision` with actions
+#     5. keep       the wanted number and the measured capacity are stored, before any order
+#     6. act        the actions change rows of instances in the store; machines and doors follow
+#     them
+#     7. record     the service's detail, the agreement's status and the decision are stored
+#
+# Order matters. Windows are reported before anything is ordered: a window is closed once, and an
+# order may fail. The wanted number is stored before the orders, so that the next leader can
+# complete
+# a change that was interrupted between two orders.
+#
+# Failures:
+#
+# - An agreement that cannot be read changes nothing about the running instances. The service's
+# detail
+#   names the problem.
+# - If no door reports, the load is unknown. Failed instances are still replaced, and the wanted
+#   number does not change.
+# - Errors of the store leave `run_once`, and the next period tries again. `StaleEpoch` ends this
+#   node's leadership.
+
 
 _NO_FLEET = "no slot is free, and nobody boots machines here: set fleet.provider"
 
@@ -94,29 +208,29 @@ class HostedServiceLoop:
         fleet_loop: FleetLoop | None,
         recorder: Recorder | None,
         clock: Clock,
-        probe: Probe,
-        learned: Learned | None = None,
+        probe: HttpProbe,
+        learned: AcceptedModels | None = None,
     ) -> None:
         self._store = store
         self._journal = journal
-        self._news = AgreementNews(Governed.service(name), journal, alerts, recorder)
+        self._news = AgreementAlerts(AgreementSubject.service(name), journal, alerts, recorder)
         self._standings = standings
         self._fleet_loop = fleet_loop
         self._clock = clock
         self._probe = probe
-        self._learned = learned or Learned(None)
+        self._learned = learned or AcceptedModels(None)
         # The agreement as written, without learned warnings.
         self._promised: Agreement | None = None
         self._said: str | None = None
-        self._monitoring: Monitoring | None = None
+        self._monitoring: ServiceMonitor | None = None
         self._disagreements = Disagreements()
-        self._shortage = Shortage()
+        self._shortage = CapacityShortage()
         # The last closed window under the current promises, the text of the current remedy, and the
         # text of the shortage. None until a window has closed.
-        self._last: tuple[Entry, str, str] | None = None
+        self._last: tuple[LedgerEntry, str, str] | None = None
         # What the store holds of the last decision; None if it holds nothing.
-        self._kept: KeptConfiguration | None = None
-        self.configuration: Configuration | None = None
+        self._kept: StoredServiceState | None = None
+        self.configuration: ServiceAutoscaler | None = None
 
     async def run_once(self, service: Service, now: float, epoch: int) -> None:
         """Run one period at `now` (monotonic seconds) under the leader's `epoch`."""
@@ -140,7 +254,7 @@ class HostedServiceLoop:
             service, monitoring.agreement, measured, now, admission if held is None else held
         )
         decision = configuration.decide(
-            Seen(
+            ServiceSample(
                 at=now,
                 service=service,
                 instances=instances,
@@ -165,7 +279,7 @@ class HostedServiceLoop:
     def stop(self) -> None:
         self._probe.stop()
 
-    async def _follow(self, service: Service) -> tuple[Monitoring, Configuration]:
+    async def _follow(self, service: Service) -> tuple[ServiceMonitor, ServiceAutoscaler]:
         """Return the monitor and the autoscaler for the agreement as it is written now.
 
         Raises `AgreementInvalid` if the agreement cannot be read.
@@ -173,14 +287,14 @@ class HostedServiceLoop:
         if self._monitoring is None or self.configuration is None or self._said is None:
             agreement = self._promised = self._agreement(service)
             document = await self._store.kept_configuration(service.spec.name)
-            self._kept = None if document is None else KeptConfiguration.from_json(document)
+            self._kept = None if document is None else StoredServiceState.from_json(document)
             # The key contains the service: two services may give their agreements the same name.
-            stood = self._standings.get(decided_about(service.spec.name))
-            kept = None if stood is None else KeptStanding.from_json(stood)
-            self._monitoring = Monitoring(agreement, kept)
+            stood = self._standings.get(decision_subject(service.spec.name))
+            kept = None if stood is None else StoredAgreementStatus.from_json(stood)
+            self._monitoring = ServiceMonitor(agreement, kept)
             self._news.go_on(agreement, kept)
-            self._shortage = Shortage("" if kept is None else kept.lacks)
-            self.configuration = Configuration(agreement, self._kept, by_hand=service.by_hand)
+            self._shortage = CapacityShortage("" if kept is None else kept.lacks)
+            self.configuration = ServiceAutoscaler(agreement, self._kept, by_hand=service.by_hand)
         elif self._said != service.spec.agreement:
             agreement = self._promised = self._agreement(service)
             # Other promises start a new error budget; other bounds do not. What was learned about
@@ -194,7 +308,7 @@ class HostedServiceLoop:
         self._move_warnings(self._monitoring, self.configuration)
         return self._monitoring, self.configuration
 
-    def _move_warnings(self, monitoring: Monitoring, configuration: Configuration) -> None:
+    def _move_warnings(self, monitoring: ServiceMonitor, configuration: ServiceAutoscaler) -> None:
         """Move the warnings that are learned to where the newest model puts them."""
         assert self._promised is not None, "it was read just now"
         moved, why = with_learned(self._promised, self._learned.warnings(self._promised.name))
@@ -209,7 +323,9 @@ class HostedServiceLoop:
 
     # Actions
 
-    async def _remember(self, service: Service, configuration: Configuration, epoch: int) -> None:
+    async def _remember(
+        self, service: Service, configuration: ServiceAutoscaler, epoch: int
+    ) -> None:
         """Store what was decided before ordering it, so that the next leader can complete it."""
         decided = configuration.to_keep()
         if not decided.is_news(self._kept):
@@ -263,8 +379,8 @@ class HostedServiceLoop:
     async def _keep(
         self,
         service: Service,
-        monitoring: Monitoring,
-        entries: list[Entry],
+        monitoring: ServiceMonitor,
+        entries: list[LedgerEntry],
         decision: Decision,
         epoch: int,
     ) -> None:
@@ -277,14 +393,16 @@ class HostedServiceLoop:
         if self._last is None or self._last == last:
             return
         entry, doing, lacks = self._last
-        kept = KeptStanding.of(monitoring.agreement, entry, monitoring.ledger.history, doing, lacks)
-        await self._store.keep_standing(decided_about(service.spec.name), kept.to_json(), epoch)
+        kept = StoredAgreementStatus.of(
+            monitoring.agreement, entry, monitoring.ledger.history, doing, lacks
+        )
+        await self._store.keep_standing(decision_subject(service.spec.name), kept.to_json(), epoch)
 
     def _look_from_outside(
         self,
         service: Service,
         agreement: Agreement,
-        measured: Measured,
+        measured: MonitoringResult,
         now: float,
         admission: int | None,
     ) -> None:
@@ -309,7 +427,7 @@ def _doing(decision: Decision) -> str:
     return "; ".join(filter(None, (reason, decision.outcome)))
 
 
-def _detail(agreement: Agreement, configuration: Configuration) -> str:
+def _detail(agreement: Agreement, configuration: ServiceAutoscaler) -> str:
     """Return the service's detail: reductions and current problems; empty if none."""
     reduced = agreement.resources.reduced
     return "; ".join(filter(None, (reduced and f"reduced: {reduced}", configuration.detail)))

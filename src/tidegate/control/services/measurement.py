@@ -3,7 +3,8 @@
     door samples → intervals → `AgreementSample` → `AgreementLedger` → verdicts, events, status
                              → one merged sample of all doors, for the autoscaler
 
-A second level of monitoring is a probe that sends requests from outside (control/probe.py).
+A second level of monitoring is a probe that sends requests from outside
+(control/services/measurement.py).
 `Disagreement` reports when one level is fine and the other is not, for several samples. A door that
 clients cannot reach reports no errors, and a health path may answer while clients get errors.
 
@@ -14,18 +15,22 @@ but promises the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+import ssl
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
 
-from tidegate.agreement.document import Agreement
-from tidegate.agreement.history import terms_of
-from tidegate.agreement.http_sample import sample_of
-from tidegate.agreement.kept_standing import KeptStanding
-from tidegate.agreement.ledger import Entry, Ledger
-from tidegate.agreement.windows import WindowVerdict
-from tidegate.control.probe import ProbeSample
-from tidegate.control.service_reading import DoorReader, ServiceReading, percentile_s
-from tidegate.core.hosting import DoorSample, Instance
+from tidegate.agreements.document import Agreement
+from tidegate.agreements.evaluation import WindowVerdict, agreement_sample
+from tidegate.agreements.ledger import AgreementLedger, LedgerEntry, StoredAgreementStatus, terms_of
+from tidegate.control.services.performance import DoorReader, MergedServiceSample, percentile_s
+from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
+from tidegate.core.services import HEALTH_ANSWER_S, PROBE_HEADER, DoorSample, Instance
+from tidegate.core.store import Clock
 
 # Seconds that a sample takes at most from a door to this node.
 LATENESS_S = 1.5
@@ -44,26 +49,26 @@ _REFUSED_STATUS = 503
 
 
 @dataclass(frozen=True)
-class Measured:
+class MonitoringResult:
     """The result of one measurement."""
 
     # None if nothing is new, or nothing has been measured yet.
-    reading: ServiceReading | None
+    reading: MergedServiceSample | None
     # Windows that this measurement closed.
-    entries: list[Entry]
+    entries: list[LedgerEntry]
     # The open window so far.
     window: WindowVerdict | None
     is_silent: bool
 
 
-class Monitoring:
+class ServiceMonitor:
     """Measures and judges one service under its agreement."""
 
-    def __init__(self, agreement: Agreement, kept: KeptStanding | None = None) -> None:
+    def __init__(self, agreement: Agreement, kept: StoredAgreementStatus | None = None) -> None:
         self.agreement = agreement
         self._reader = DoorReader()
         is_same = kept is not None and kept.is_of(agreement)
-        self.ledger = Ledger(
+        self.ledger = AgreementLedger(
             agreement,
             kept.history if kept is not None and is_same else None,
             lateness_s=LATENESS_S,
@@ -77,7 +82,7 @@ class Monitoring:
             self.agreement = self.ledger.agreement = agreement
             return False
         self.agreement = agreement
-        self.ledger = Ledger(agreement, lateness_s=LATENESS_S)
+        self.ledger = AgreementLedger(agreement, lateness_s=LATENESS_S)
         return True
 
     def move_warnings(self, agreement: Agreement) -> None:
@@ -86,24 +91,24 @@ class Monitoring:
 
     def take(
         self, samples: Sequence[DoorSample], instances: Sequence[Instance], at: float, wall: float
-    ) -> Measured:
+    ) -> MonitoringResult:
         """Return the merged sample, the closed windows and the open one.
 
         `at` is the loop's clock in seconds, `wall` the clock of people and doors in seconds since
         1970.
         """
         free = [one.free_memory_bytes for one in instances]
-        entries: list[Entry] = []
+        entries: list[LedgerEntry] = []
         self.ledger.set_clock(wall)
         for interval in self._reader.take(samples, at):
-            sample = sample_of(interval.between, interval.interval_s, free)
+            sample = agreement_sample(interval.between, interval.interval_s, free)
             # A fast clock would close windows that other doors are still in, and a slow one would
             # find its window closed. Use this node's time instead of an implausible one.
             if not wall - LATENESS_S <= sample.at_s <= wall:
                 sample = replace(sample, at_s=wall)
             entries += self.ledger.take(sample)
         entries += self.ledger.advance(wall)
-        return Measured(
+        return MonitoringResult(
             reading=self._reader.reading(at),
             entries=entries,
             window=self.ledger.so_far(),
@@ -121,7 +126,7 @@ class Disagreement:
         self._agrees = 0
 
     def take(
-        self, probe: ProbeSample, reading: ServiceReading, *, is_bounded: bool = False
+        self, probe: ProbeSample, reading: MergedServiceSample, *, is_bounded: bool = False
     ) -> str | None:
         """Return the text of a new disagreement, "" when it ends, None if nothing has changed.
 
@@ -165,9 +170,9 @@ class Disagreements:
         self._by_address: dict[str, Disagreement] = {}
         # When each door last reported, by the loop's clock.
         self._heard_at: dict[str, float] = {}
-        self._reading: ServiceReading | None = None
+        self._reading: MergedServiceSample | None = None
 
-    def follow(self, reading: ServiceReading) -> bool:
+    def follow(self, reading: MergedServiceSample) -> bool:
         """Use a new sample of the doors; return True if a door that disagreed was forgotten."""
         self._reading = reading
         self._heard_at |= dict.fromkeys(reading.addresses, reading.at)
@@ -214,7 +219,7 @@ class Disagreements:
         return said
 
 
-def _differs(probe: ProbeSample, reading: ServiceReading, refused_per_s: float) -> str:
+def _differs(probe: ProbeSample, reading: MergedServiceSample, refused_per_s: float) -> str:
     turned_away = refused_per_s + sum(one.bad_per_s for one in reading.instances.values())
     handled = reading.answered_per_s + refused_per_s
     is_well = not reading.trouble and turned_away <= _REFUSED_PART * handled
@@ -234,3 +239,248 @@ def _differs(probe: ProbeSample, reading: ServiceReading, refused_per_s: float) 
         f"doors report that 95 % are answered within {slowest_s:.3g} s, and the probe waits "
         f"{probe.duration_s:.3g} s"
     )
+
+
+# -- http_call --
+# One HTTP request on its own connection with a time limit, for the probe and for webhooks.
+#
+# No connection is reused. A probe must find out whether a server accepts connections, and an old
+# connection could still work. HTTP/1.1, `Connection: close`, no redirects and no proxies.
+
+
+# Bytes of a response that are read at most. The rest of a longer one is not checked.
+_ANSWER_BYTES_MAX = 1024 * 1024
+_READ_BYTES = 64 * 1024
+# Statuses of responses that never have a body.
+_BODILESS = (204, 304)
+_CUT_OFF = "the answer was cut off"
+
+
+@dataclass(frozen=True)
+class HttpAddress:
+    """The parts of an http or https URL."""
+
+    host: str
+    port: int
+    is_secure: bool
+    path: str
+    authority: str
+
+
+def address_of(url: str) -> HttpAddress:
+    """Parse a URL; raise `InvalidValue` with the correct form if it is not usable."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise InvalidValue(f"{url!r} has no port that can be: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidValue(f"{url!r} is no address: write http://HOST:PORT/PATH")
+    if any(letter <= " " or letter > "~" for letter in url):
+        raise InvalidValue(f"{url!r} holds what no address may: encode it (%20)")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    is_secure = parts.scheme == "https"
+    authority = parts.netloc.rpartition("@")[2]
+    return HttpAddress(
+        parts.hostname, port or (443 if is_secure else 80), is_secure, path, authority
+    )
+
+
+async def http_get(
+    method: str,
+    url: str,
+    *,
+    timeout_s: float,
+    body: bytes = b"",
+    content_type: str = "application/json",
+    fields: Mapping[str, str] | None = None,
+) -> int:
+    """Send a request and return the status of the complete response.
+
+    Raises `Unavailable` if there is no complete response within `timeout_s` seconds.
+    """
+    where = address_of(url)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _exchange(method, where, body, content_type, fields or {})
+    except TimeoutError as error:
+        raise Unavailable(f"no answer within {timeout_s:g} s") from error
+    except (OSError, EOFError) as error:
+        raise Unavailable(str(error) or type(error).__name__) from error
+
+
+async def _exchange(
+    method: str, where: HttpAddress, body: bytes, content_type: str, fields: Mapping[str, str]
+) -> int:
+    context = ssl.create_default_context() if where.is_secure else None
+    reader, writer = await asyncio.open_connection(where.host, where.port, ssl=context)
+    try:
+        head = [
+            f"{method} {where.path} HTTP/1.1",
+            f"Host: {where.authority}",
+            "User-Agent: tidegate",
+            "Accept: */*",
+            "Connection: close",
+            *(f"{name}: {value}" for name, value in fields.items()),
+        ]
+        if body:
+            head += [f"Content-Type: {content_type}", f"Content-Length: {len(body)}"]
+        writer.write("\r\n".join([*head, "", ""]).encode("ascii") + body)
+        await writer.drain()
+        line = await reader.readline()
+        words = line.split(None, 2)
+        if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+            raise EOFError("the connection was closed without an answer" if not line else "no HTTP")
+        status = int(words[1])
+        length, is_chunked = await _read_head(reader)
+        if method == "HEAD" or status in _BODILESS:
+            return status
+        if is_chunked:
+            await _read_chunks(reader)
+        else:
+            await _read_body(reader, length, _ANSWER_BYTES_MAX)
+        return status
+    except ValueError as error:
+        # A line is too long, or a length is no number.
+        raise EOFError("no HTTP") from error
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError, asyncio.CancelledError, ssl.SSLError):
+            # Do not wait until the server closes: it does so when it likes.
+            writer.transport.abort()
+
+
+async def _read_line(reader: asyncio.StreamReader) -> bytes:
+    line = await reader.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError(_CUT_OFF)
+    return line.strip()
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[int | None, bool]:
+    """Read the fields; return the length of the body if it is named, and whether it has chunks."""
+    length, is_chunked = None, False
+    while line := await _read_line(reader):
+        name, _, value = line.lower().partition(b":")
+        if name == b"content-length":
+            length = int(value)
+        elif name == b"transfer-encoding":
+            is_chunked = value.strip().endswith(b"chunked")
+    return length, is_chunked
+
+
+async def _read_body(reader: asyncio.StreamReader, length: int | None, bytes_max: int) -> int:
+    """Read a body to its end, or to `bytes_max`; return the number of bytes."""
+    left = bytes_max if length is None else min(length, bytes_max)
+    count = 0
+    while left > count:
+        chunk = await reader.read(min(_READ_BYTES, left - count))
+        if not chunk:
+            if length is not None:
+                raise EOFError(_CUT_OFF)
+            break
+        count += len(chunk)
+    return count
+
+
+async def _read_chunks(reader: asyncio.StreamReader) -> None:
+    left = _ANSWER_BYTES_MAX
+    while left > 0:
+        size = int((await _read_line(reader)).partition(b";")[0], 16)
+        if size == 0:
+            # Trailer fields may follow.
+            while await _read_line(reader):
+                pass
+            return
+        left -= await _read_body(reader, size + len(b"\r\n"), left)
+
+
+# -- probe --
+# The probe: sends a request to a door every second, as a client would, on its own connection.
+#
+# Its samples are independent of what doors report; control/services/measurement.py compares both. A
+# response
+# with status 500 and above is a failure, and so is a missing response. Several doors are probed in
+# turn. The request runs in a task, so a door that hangs delays nothing. Doors recognize the probe
+# by
+# its header and do not count it.
+
+
+PERIOD_S = 1.0
+_KEPT = 60
+
+
+@dataclass(frozen=True)
+class ProbeSample:
+    """The result of one probe request."""
+
+    # Seconds since 1970.
+    at: float
+    address: str
+    duration_s: float
+    # None if there was no response.
+    status: int | None
+    # Why the probe failed; empty if it did not.
+    failure: str = ""
+    # Whether the computer answered, and refused the connection because nothing listens on the port.
+    nobody_listens: bool = False
+
+
+# Sends a request to an address for a path, with a mark.
+Ask = Callable[[str, str, str], Awaitable[ProbeSample]]
+
+
+async def probe_door(
+    address: str, path: str, mark: str = "", timeout_s: float = HEALTH_ANSWER_S
+) -> ProbeSample:
+    """Send one request to a door; a failure is part of the sample and not raised."""
+    url = f"{address.rstrip('/')}{path}" if "://" in address else f"http://{address}{path}"
+    at, began = time.time(), time.monotonic()
+    status, failure, nobody_listens = None, "", False
+    try:
+        fields = {PROBE_HEADER: mark} if mark else {}
+        status = await http_get("GET", url, timeout_s=timeout_s, fields=fields)
+    except TidegateError as error:
+        failure = str(error)
+        nobody_listens = isinstance(error.__cause__, ConnectionRefusedError)
+    if status is not None and status >= 500:
+        failure = f"it answered {status}"
+    took_s = time.monotonic() - began
+    return ProbeSample(at, address, took_s, status, failure, nobody_listens)
+
+
+class HttpProbe:
+    """Probes the doors of one service in turn."""
+
+    def __init__(self, ask: Ask = probe_door, clock: Clock | None = None) -> None:
+        self._ask = ask
+        self._clock = clock or Clock()
+        self.addresses: Sequence[str] = ()
+        self.path = "/"
+        # The mark by which doors recognize the probe (core.probe_mark).
+        self.mark = ""
+        self.samples: deque[ProbeSample] = deque(maxlen=_KEPT)
+        self._turn = 0
+        self._asking: asyncio.Task[ProbeSample] | None = None
+        self._asked_at = float("-inf")
+
+    def tick(self, now: float) -> list[ProbeSample]:
+        """Start a request if one is due, and return the results since the last call; never wait."""
+        came: list[ProbeSample] = []
+        if self._asking is not None and self._asking.done():
+            task, self._asking = self._asking, None
+            if not task.cancelled() and task.exception() is None:
+                came.append(task.result())
+                self.samples.append(task.result())
+        if self._asking is None and self.addresses and now - self._asked_at >= PERIOD_S:
+            self._asked_at = now
+            self._turn += 1
+            address = self.addresses[self._turn % len(self.addresses)]
+            self._asking = asyncio.ensure_future(self._ask(address, self.path, self.mark))
+        return came
+
+    def stop(self) -> None:
+        """Cancel the running request and start no more."""
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None

@@ -29,26 +29,27 @@ A request passes these rules in order:
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
-from collections.abc import Iterable
+import socket
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from math import ceil
 
-from tidegate.adapters.door_settings import ILL_FROM_STATUS, DoorSettings
-from tidegate.adapters.haproxy.balance import balance_of
-from tidegate.adapters.haproxy.server_line import server_line, stand_in
-from tidegate.core.errors import InvalidValue
-from tidegate.core.health import HEALTH_ANSWER_S
-from tidegate.core.hosting import Backend
-from tidegate.core.probe_mark import FIELD
-from tidegate.gateway.limits import GatewayLimits
+import msgspec
+
+from tidegate.core.errors import InvalidValue, Unavailable
+from tidegate.core.services import HEALTH_ANSWER_S, PROBE_HEADER, Backend
+from tidegate.doors import ILL_FROM_STATUS, DoorSettings
+from tidegate.gateway.gateway import GatewayLimits
+from tidegate.laws.http.balancing import Policy
 
 FRONTEND = "door"
 BACKEND = "instances"
 # Names the spare that serves while no server with weight is up.
-STAND_IN = "proc.stand_in"
+BACKUP_VARIABLE = "proc.stand_in"
 # Counts requests of the leader's probe that have arrived.
 PROBES = "proc.probes"
 
@@ -63,7 +64,7 @@ _HOP_BY_HOP = (
     "|http2-settings)$"
 )
 # The header of the leader's probe; it must not reach an instance.
-_PROBE = f"{FIELD.lower()}$"
+_PROBE = f"{PROBE_HEADER.lower()}$"
 _HOPS_MAX = 8
 _SERVER_ERROR = 500
 # Matched against all header lines: control characters, and framing fields in disguise. An
@@ -75,7 +76,7 @@ _ODD = rf"'{_CONTROL}|(^|\n)({_DISGUISED})'"
 # line.
 _UNUSUAL = (
     rf"'{_CONTROL}|(^|\n)({_DISGUISED}|{_TOLD_BY_PROXIES}|keep-alive:|proxy-|te:|trailer:|http2-s"
-    rf"|transfer-encoding:|upgrade:|loadbalanced:|{FIELD.lower()}:"
+    rf"|transfer-encoding:|upgrade:|loadbalanced:|{PROBE_HEADER.lower()}:"
     r"|connection:(?! (?i:keep-alive|close)\r))'"
 )
 _USUAL_METHODS = "GET POST PUT DELETE HEAD PATCH"
@@ -117,7 +118,7 @@ def configuration(
             "    tune.maxrewrite 1024",
             f"    set-var proc.in_flight_max int({in_flight_max})",
             f"    set-var proc.kept int({kept})",
-            f"    set-var {STAND_IN} str({stand_in(backends)})",
+            f"    set-var {BACKUP_VARIABLE} str({backup_server_name(backends)})",
             f"    set-var {PROBES} int(0)",
             "",
             "defaults",
@@ -214,7 +215,7 @@ def _probes(settings: DoorSettings) -> list[str]:
     # contain the mark.
     digest = sha256(settings.probe_mark).hexdigest().upper()
     return [
-        f"    acl probe req.fhdr({FIELD}),sha2(256),hex -m str {digest}",
+        f"    acl probe req.fhdr({PROBE_HEADER}),sha2(256),hex -m str {digest}",
         f"    http-request set-log-level {_PROBE_LEVEL} if probe",
         # Count at the beginning of the request: its log line appears only at its end.
         f"    http-request set-var({PROBES}) var({PROBES}),add(1) if probe",
@@ -339,7 +340,7 @@ def _balancing(settings: DoorSettings) -> list[str]:
         "    http-request disable-l7-retry unless { method GET HEAD OPTIONS PUT DELETE }",
         # A spare is no HAProxy `backup` server: that flag is permanent, and spares get promoted. A
         # session cookie takes precedence, so a session stays with its instance.
-        f"    use-server %[var({STAND_IN})] if {{ nbsrv({BACKEND}) eq 0 }}",
+        f"    use-server %[var({BACKUP_VARIABLE})] if {{ nbsrv({BACKEND}) eq 0 }}",
     ]
     if settings.health_path is not None:
         if _PATH.fullmatch(settings.health_path) is None:
@@ -365,3 +366,156 @@ def _balancing(settings: DoorSettings) -> list[str]:
 def _cookie_key(secret: bytes) -> str:
     # Derive a key: the secret itself signs the gateway's cookies, and no file contains it.
     return hmac.digest(secret, b"haproxy cookie", sha256).hex()
+
+
+# -- balance --
+# Names of balancing policies in HAProxy's configuration.
+#
+# `random` is missing on purpose. HAProxy's `random(n)` draws n servers. If the best of them is
+# full,
+# the request waits in the backend's queue, even while another server is idle.
+#
+# `better-of-two` maps to `leastconn`, which skips full servers. The gateway draws two servers
+# because
+# its counts may be outdated; HAProxy's counts are exact, so the smallest is safe to use.
+
+
+_ALGORITHMS = {
+    "round-robin": "roundrobin",
+    "least-outstanding": "leastconn",
+    "better-of-two": "leastconn",
+}
+
+
+def balance_of(policy: str | Policy) -> str:
+    """Return HAProxy's name of a policy; raise InvalidValue if HAProxy has none."""
+    algorithm = _ALGORITHMS.get(policy) if isinstance(policy, str) else None
+    if algorithm is None:
+        raise InvalidValue(
+            f"HAProxy cannot balance by {policy!r}; choose one of {', '.join(_ALGORITHMS)}, or "
+            "take the engine gateway"
+        )
+    return algorithm
+
+
+# -- numeric --
+# Resolution of backend host names to addresses.
+#
+# HAProxy resolves no host name of a server that is added at run time. Numeric addresses also keep
+# arbitrary text, such as a machine's name for itself, out of HAProxy commands.
+
+
+async def by_number(backends: Sequence[Backend]) -> tuple[list[Backend], str]:
+    """Return the backends with numeric addresses, and an error text for those left out.
+
+    A backend whose host name does not resolve is left out. The text is empty if there is none.
+    Raises InvalidValue if two backends have the same instance_id.
+    """
+    names = [one.name for one in backends]
+    if len(set(names)) < len(names):
+        raise InvalidValue("two backends have one instance_id; each instance is there once")
+    found: list[Backend] = []
+    unknown: list[str] = []
+    for one in backends:
+        try:
+            found.append(msgspec.structs.replace(one, host=await _number_of(one)))
+        except Unavailable as failure:
+            unknown.append(str(failure))
+    return found, "; ".join(unknown)
+
+
+async def _number_of(backend: Backend) -> str:
+    try:
+        return str(ip_address(backend.host))
+    except ValueError:
+        pass
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            backend.host, backend.port, type=socket.SOCK_STREAM
+        )
+    except (OSError, UnicodeError) as failure:
+        raise Unavailable(
+            f"{backend.name} is at {backend.host!r}, which has no address: {failure}"
+        ) from failure
+    return str(found[0][4][0])
+
+
+# -- server_line --
+# An instance as a server line of HAProxy's configuration, or as arguments of `add server`.
+
+
+# HAProxy's weights are integers up to 256.
+_WEIGHT_MOST = 100
+_LIMITS = GatewayLimits()
+
+
+def weight_of(backend: Backend, among: Iterable[Backend]) -> int:
+    """Return the weight of a backend on HAProxy's scale; the heaviest among `among` has 100.
+
+    A weight above 0 becomes at least 1. A draining backend has weight 0: only requests of its
+    sessions go there. HAProxy calls this the state `drain`, which a configuration file cannot
+    express.
+    """
+    heaviest = max((one.weight for one in among), default=0.0)
+    if backend.draining or backend.weight <= 0.0 or heaviest <= 0.0:
+        return 0
+    return max(round(backend.weight / heaviest * _WEIGHT_MOST), 1)
+
+
+def is_in_maintenance(backend: Backend) -> bool:
+    """Return whether a backend is in maintenance: it drains and keeps no sessions."""
+    return backend.draining and backend.sessions_until is None
+
+
+def backup_server_name(backends: Iterable[Backend]) -> str:
+    """Return the name of the spare that serves while no server with weight is up; "" if none."""
+    spares = (one for one in backends if one.weight <= 0.0 and not one.draining)
+    first = min(spares, key=lambda one: one.instance_id, default=None)
+    return "" if first is None else first.name
+
+
+def server_line(backend: Backend, among: Iterable[Backend]) -> str:
+    """Return the server line for the configuration, in its final state from the start."""
+    disabled = " disabled" if is_in_maintenance(backend) else ""
+    return f"{_server(backend, weight_of(backend, among))}{disabled}"
+
+
+def new_server(backend: Backend, among: Iterable[Backend]) -> str:
+    """Return the arguments of `add server`, with a weight of at least 1.
+
+    `add server` leaves the server in maintenance; the weight is lowered to 0 afterwards. A server
+    that is added with weight 0 and then selected by name counts as a candidate of `leastconn`
+    (HAProxy 2.6.12, tests/integration/doors). A server whose weight was lowered later does not.
+    """
+    return _server(backend, max(weight_of(backend, among), 1))
+
+
+def _server(backend: Backend, weight: int) -> str:
+    host = f"[{backend.host}]" if ":" in backend.host else backend.host
+    return (
+        f"{backend.name} {host}:{backend.port} weight {weight}"
+        f" maxconn {backend.concurrency}"
+        # Failed connections count as failed checks. Three in a row take the server out until a
+        # check passes.
+        " check inter 1s fall 2 rise 1 observe layer4 error-limit 3 on-error mark-down"
+        f" pool-purge-delay {_LIMITS.pool_idle_s:g}s pool-max-conn {_LIMITS.pool_idle_max}"
+    )
+
+
+# -- session_grace --
+# The session grace of draining instances.
+#
+# A draining instance keeps its sessions until a given time; then they go to other instances.
+# HAProxy
+# has no such timer. The door checks the time before every command, and four times a second in
+# between.
+
+
+def within_grace(backends: Iterable[Backend], now_s: float) -> list[Backend]:
+    """Return the backends; a `sessions_until` that has passed becomes None."""
+    return [
+        msgspec.structs.replace(one, sessions_until=None)
+        if one.sessions_until is not None and one.sessions_until <= now_s
+        else one
+        for one in backends
+    ]

@@ -40,10 +40,15 @@ Failures:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import secrets
 import shutil
+import signal
 import socket
+import tempfile
+from collections import deque
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
@@ -51,19 +56,13 @@ from time import time
 
 import msgspec
 
-from tidegate.adapters.door_settings import DoorSettings, why_not_bound
-from tidegate.adapters.haproxy.configuration import FRONTEND, configuration
-from tidegate.adapters.haproxy.numeric import by_number
-from tidegate.adapters.haproxy.orders import Orders
-from tidegate.adapters.haproxy.process import HaproxyProcess
-from tidegate.adapters.haproxy.program import haproxy_program
-from tidegate.adapters.haproxy.runtime_folder import SOCKET, new_folder
-from tidegate.adapters.haproxy.runtime_socket import RuntimeSocket
-from tidegate.adapters.haproxy.sensor import HaproxySensor
-from tidegate.adapters.haproxy.session_grace import within_grace
-from tidegate.adapters.haproxy.soft_stop import soft_stop
 from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
-from tidegate.core.hosting import Backend, DoorSample, Engine
+from tidegate.core.services import Backend, DoorSample, Engine
+from tidegate.core.text import escape_control_characters
+from tidegate.doors import DoorSettings, why_not_bound
+from tidegate.doors.haproxy.configuration import FRONTEND, by_number, configuration, within_grace
+from tidegate.doors.haproxy.runtime import RuntimeCommands, RuntimeSocket, counter_value, parse_rows
+from tidegate.doors.haproxy.sensor import HaproxySensor
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ _AGAIN_S = (0.0, 0.1, 0.5, 1.0, 5.0)
 _TIDY_S = 1.0
 # How late sessions may end at most. The leader waits longer than this before it removes an
 # instance.
-_GRACE_LOOK_S = 0.25
+_GRACE_POLL_S = 0.25
 # Consecutive commands without an answer, of some seconds each (`RuntimeSocket`), after which a live
 # process counts as hung.
 _UNANSWERED_MAX = 4
@@ -102,7 +101,7 @@ class HaproxyDoor:
         self._runtime = RuntimeSocket("")
         self._sensor: HaproxySensor | None = None
         self._process: HaproxyProcess | None = None
-        self._orders: Orders | None = None
+        self._orders: RuntimeCommands | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -165,7 +164,7 @@ class HaproxyDoor:
         path.write_text(text)
         self._process = HaproxyProcess(str(path), self._runtime)
         await self._process.start(inherited)
-        self._orders = Orders(
+        self._orders = RuntimeCommands(
             self._runtime, configured, sticky=self._settings.session_secret is not None
         )
 
@@ -242,7 +241,7 @@ class HaproxyDoor:
         This needs no call of `set_backends`: sessions end by the clock.
         """
         while not self._stopping:
-            await asyncio.sleep(_GRACE_LOOK_S)
+            await asyncio.sleep(_GRACE_POLL_S)
             if any(one.sessions_until is not None for one in self._wanted):
                 try:
                     await self._order_wanted()
@@ -313,3 +312,246 @@ class HaproxyDoor:
                         self._sensor.deleted(name)
             except TidegateError as failure:
                 logger.warning("the door of %s: %s", self._settings.service, failure)
+
+
+# -- process --
+# One HAProxy child process, from its start to its exit.
+#
+# The child ends with this process, even if this process is killed.
+
+
+_READY_S = 10.0
+_EXIT_POLL_S = 0.02
+_LINES_KEPT = 20
+_TOLD_MAX = 500
+
+
+class HaproxyProcess:
+    """A HAProxy child process; an instance starts one process, once."""
+
+    def __init__(self, configuration_path: str, runtime: RuntimeSocket) -> None:
+        self._configuration_path = configuration_path
+        self._runtime = runtime
+        self._process: asyncio.subprocess.Process | None = None
+        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._reading: asyncio.Task[None] | None = None
+        # False while the process starts; `start` waits for the first answer.
+        self.has_answered = False
+
+    @property
+    def pid(self) -> int:
+        return 0 if self._process is None else self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self, inherited_fds: Sequence[int]) -> None:
+        """Start HAProxy, and return when it answers on its runtime socket.
+
+        Raises Unavailable with HAProxy's error text if it exits, or does not answer in 10 seconds.
+        """
+        command = [haproxy_program(), "-db", "-f", self._configuration_path]
+        # The kernel kills HAProxy if this process is killed. Otherwise it would keep the port
+        # without supervision.
+        pdeathsig = shutil.which("setpriv")
+        if pdeathsig is not None:
+            command = [pdeathsig, "--pdeathsig", "KILL", *command]
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                # HAProxy needs nothing but its configuration, so it inherits no other variables.
+                env={"PATH": os.environ.get("PATH", os.defpath)},
+                pass_fds=inherited_fds,
+                # Ctrl-C reaches this process only, which then stops HAProxy gracefully.
+                start_new_session=True,
+            )
+        except OSError as failure:
+            raise Unavailable(f"haproxy cannot be started: {failure}") from failure
+        assert self._process.stderr is not None
+        self._reading = asyncio.create_task(self._read(self._process.stderr))
+        try:
+            async with asyncio.timeout(_READY_S):
+                await self._answers()
+        except TimeoutError:
+            await self.kill()
+            raise Unavailable(
+                f"haproxy did not answer within {_READY_S:g} s: {self.last_words}"
+            ) from None
+        except asyncio.CancelledError:
+            # The child would keep the inherited listener, and no object would stop it.
+            await self.kill()
+            raise
+
+    async def _answers(self) -> None:
+        while self.alive:
+            try:
+                await self._runtime.info()
+                self.has_answered = True
+                return
+            except Unavailable:
+                await asyncio.sleep(_EXIT_POLL_S)
+        await self.wait()
+        raise Unavailable(f"haproxy does not start: {self.last_words}")
+
+    def ask_to_end(self) -> None:
+        """Tell HAProxy to accept no connections, answer its requests, and exit."""
+        self._signal(signal.SIGUSR1)
+
+    async def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        await self.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self._process is not None and self.alive:
+                self._process.send_signal(number)
+
+    async def wait(self) -> None:
+        """Wait until the process has exited and its last line of output is read."""
+        if self._process is not None:
+            await self._process.wait()
+        if self._reading is not None:
+            await self._reading
+
+    @property
+    def last_words(self) -> str:
+        """Its first alert line, or else its last line, shortened."""
+        alerts = [line for line in self._lines if line.startswith("[ALERT]")]
+        return (alerts or list(self._lines)[-1:] or ["it said nothing"])[0][:_TOLD_MAX]
+
+    @property
+    def how_it_ended(self) -> str:
+        code = None if self._process is None else self._process.returncode
+        if code is not None and code < 0:
+            return f"was ended by signal {-code}"
+        return f"ended with code {code}: {self.last_words}"
+
+    async def _read(self, stream: asyncio.StreamReader) -> None:
+        while True:
+            try:
+                line = await stream.readline()
+            except ValueError:
+                # Skip lines that exceed the buffer.
+                continue
+            if not line:
+                return
+            text = escape_control_characters(line.decode(errors="replace").strip())
+            if text:
+                self._lines.append(text)
+
+
+# -- program --
+# Location of the HAProxy program on this machine.
+
+
+# Names a program outside the usual places.
+PROGRAM_VARIABLE = "TIDEGATE_HAPROXY"
+
+
+def haproxy_program() -> str:
+    """Return the path of the program; raise Unavailable, with what to do, if there is none."""
+    named = os.environ.get(PROGRAM_VARIABLE)
+    if named:
+        if found := shutil.which(named):
+            return found
+        raise Unavailable(
+            f"{PROGRAM_VARIABLE} names {named}, which is no program; install HAProxy (Debian: apt "
+            "install haproxy), or take the engine gateway"
+        )
+    # Debian installs it in a folder that only root has in PATH.
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
+    found = shutil.which("haproxy", path=path)
+    if found is None:
+        raise Unavailable(
+            "there is no haproxy on this computer; install it (Debian: apt install haproxy), or "
+            "take the engine gateway"
+        )
+    return found
+
+
+# -- runtime_folder --
+# The private temporary folder of a HAProxy's configuration and runtime socket.
+
+
+SOCKET = "runtime"
+# HAProxy's limit. If the usual temporary folder has a longer path, the folder is made in /tmp.
+_SOCKET_PATH_MAX = 97
+_SHORT_PLACE = "/tmp"
+
+
+def new_folder() -> Path:
+    """Make a folder for this user only, short enough for the path of a socket in it."""
+    for place in (None, _SHORT_PLACE):
+        folder = Path(tempfile.mkdtemp(prefix="tidegate-door-", dir=place))
+        if len(bytes(folder / SOCKET)) <= _SOCKET_PATH_MAX:
+            return folder
+        folder.rmdir()
+    raise AssertionError(f"a path in {_SHORT_PLACE} is short")
+
+
+# -- soft_stop --
+# The graceful stop of an HAProxy process.
+#
+# HAProxy accepts no new connections, closes idle ones and answers its outstanding requests. After
+# the
+# stop signal it accepts no connection to its runtime socket either. So the door opens one before,
+# and
+# polls the number of clients on it.
+
+
+_DRAIN_POLL_S = 0.05
+_COUNT_S = 2.0
+_PROMPT = b"\n> "
+_ANSWER_BYTES_MAX = 64 << 20
+
+
+async def soft_stop(
+    process: HaproxyProcess, runtime_path: str, frontend: str, timeout_s: float
+) -> int:
+    """Stop HAProxy gracefully; return the number of clients left after `timeout_s`.
+
+    The caller kills a process that is still alive.
+    """
+    left = 0
+    writer: asyncio.StreamWriter | None = None
+    try:
+        # Count the clients even if `timeout_s` is 0: the caller reports how many are cut off.
+        async with asyncio.timeout(_COUNT_S):
+            reader, writer = await asyncio.open_unix_connection(
+                runtime_path, limit=_ANSWER_BYTES_MAX
+            )
+            writer.write(b"prompt\n")
+            await reader.readuntil(_PROMPT)
+            left = await _clients(reader, writer, frontend)
+        process.ask_to_end()
+        async with asyncio.timeout(timeout_s):
+            while left:
+                await asyncio.sleep(_DRAIN_POLL_S)
+                left = await _clients(reader, writer, frontend)
+            # HAProxy waits for the end of this connection too.
+            writer.close()
+            await process.wait()
+    except (OSError, asyncio.IncompleteReadError):
+        # The process has exited. A TimeoutError is an OSError too; it leaves `left` at the last
+        # count.
+        pass
+    finally:
+        if writer is not None:
+            writer.close()
+    return left if process.alive else 0
+
+
+async def _clients(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frontend: str
+) -> int:
+    writer.write(b"show stat typed\n")
+    answer = await reader.readuntil(_PROMPT)
+    return counter_value(parse_rows(answer, (frontend,)).get("FRONTEND", {}), "scur")
+
+
+# -- haproxy --
+# Debian's HAProxy as a door.

@@ -35,12 +35,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from tidegate.core.crash import crash_point
-from tidegate.core.errors import StaleEpoch, TidegateError
-from tidegate.core.ports import MemberInfo, Store
-from tidegate.core.prefetch import PrefetchGoal
-from tidegate.core.replication import ALIAS, ReplicaPlace, ReplicaState, Topology
-from tidegate.core.steering import (
+from tidegate.core.decisions import (
     Action,
     CancelDrain,
     Drain,
@@ -50,11 +45,14 @@ from tidegate.core.steering import (
     Retire,
     SetShares,
 )
-from tidegate.wire.packet import Packet, Request
-from tidegate.wire.packets.cluster import SetOwner
-from tidegate.wire.packets.exchange import Pull
-from tidegate.wire.packets.membership import MigrateClients
-from tidegate.wire.packets.queues import SetPolicy
+from tidegate.core.errors import StaleEpoch, TidegateError
+from tidegate.core.prefetch import PrefetchGoal
+from tidegate.core.runtime import crash_point
+from tidegate.core.store import MemberInfo, Store
+from tidegate.core.topology import ALIAS, ReplicaInfo, ReplicaState, Topology
+from tidegate.protocol.catalogue import SetPolicy
+from tidegate.protocol.cluster import MigrateClients, Pull, SetOwner
+from tidegate.protocol.packet import Packet, Request
 
 # Address of a node, the request, and the timeout in seconds: `NodeClients.ask`.
 Ask = Callable[[str, Request, float], Awaitable[Packet]]
@@ -124,7 +122,7 @@ class NativeActuator:
 
     async def add_replica(
         self, topology: Topology, epoch: int, machine_id: int | None
-    ) -> ReplicaPlace | None:
+    ) -> ReplicaInfo | None:
         """Add a replica on a machine, or with None on the node that has the fewest replicas.
 
         Returns None if the store did not add it.
@@ -136,7 +134,7 @@ class NativeActuator:
             await self._spread(topology, place)
         return place
 
-    async def _spread(self, topology: Topology, place: ReplicaPlace) -> None:
+    async def _spread(self, topology: Topology, place: ReplicaInfo) -> None:
         """Ask the least loaded node to claim a replica.
 
         If the request fails, the first node that sees the replica claims it.

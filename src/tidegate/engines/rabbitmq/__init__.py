@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from tidegate.core.errors import InvalidValue
 
 if TYPE_CHECKING:
-    from tidegate.adapters.rabbitmq.client import RabbitmqClient
     from tidegate.client.connect import Connector
+    from tidegate.engines.rabbitmq.client import RabbitmqClient
+
 
 # Without logging configured, Python prints their errors with tracebacks, many a second in an
 # outage. This package logs outages itself.
@@ -29,6 +30,10 @@ def connect(url: str, **connection: Any) -> Connector[RabbitmqClient]:
             f"{url.partition('://')[0]}:// needs aio-pika, which is not installed "
             f"({missing}): pip install 'tidegate[rabbitmq]'"
         ) from None
-    from tidegate.adapters.rabbitmq.client import connector
+    from tidegate.engines.rabbitmq.client import connector
 
     return connector(url, **connection)
+
+
+# -- elastic --
+# Elastic queues on RabbitMQ: a consistent-hash exchange over a varying number of queues.

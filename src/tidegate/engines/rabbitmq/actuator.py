@@ -33,26 +33,16 @@ period.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from aiormq import spec
+from aiormq.abc import AbstractChannel, DeliveredMessage
 
-from tidegate.adapters.rabbitmq.elastic.alias import bind_as_written, end_alias, make_alias, rebind
-from tidegate.adapters.rabbitmq.elastic.ledger import write_topology
-from tidegate.adapters.rabbitmq.elastic.link import SteererLink
-from tidegate.adapters.rabbitmq.elastic.moving import move
-from tidegate.adapters.rabbitmq.elastic.refusal import InTheWay
-from tidegate.adapters.rabbitmq.elastic.topology import (
-    ElasticReplica,
-    ElasticTopology,
-    holders_name,
-    weights_of,
-)
-from tidegate.core.crash import crash_point
-from tidegate.core.errors import TidegateError, Unavailable
-from tidegate.core.replication import ALIAS, ReplicaState, replica_name
-from tidegate.core.steering import (
+from tidegate.core.decisions import (
     Action,
     AddReplica,
     CancelDrain,
@@ -62,6 +52,25 @@ from tidegate.core.steering import (
     Migrate,
     Retire,
     SetShares,
+)
+from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
+from tidegate.core.runtime import crash_point
+from tidegate.core.topology import ALIAS, ReplicaState, replica_name
+from tidegate.engines.rabbitmq.message import marked_resent
+from tidegate.engines.rabbitmq.topology import (
+    FEED_EXCHANGE,
+    LEDGER_ARGUMENTS,
+    ControllerConnection,
+    ElasticReplica,
+    ElasticTopology,
+    NameConflict,
+    holders_name,
+    ledger_name,
+    read_topology,
+    rest_name,
+    translating_refusals,
+    weights_of,
+    write_topology,
 )
 
 # Maximum duration of one transfer, a part of the period.
@@ -80,7 +89,7 @@ _POINTS: Mapping[type[Action], str] = {
 class RabbitmqActuator:
     """Executes the actions that were decided for one elastic queue, for the lock's holder."""
 
-    def __init__(self, link: SteererLink, queue: str) -> None:
+    def __init__(self, link: ControllerConnection, queue: str) -> None:
         self._link = link
         self._queue = queue
         self._topology: ElasticTopology | None = None
@@ -218,7 +227,7 @@ class RabbitmqActuator:
         for number in (source, target):
             if number != ALIAS and self.topology.replica(number) is None:
                 return f"replica {number} is gone"
-        moved = await move(
+        moved = await move_messages(
             await self._link.channel(), self._name(source), self._name(target), count, _MOVE_S
         )
         self._moved[target] = self._moved.get(target, 0) + moved
@@ -246,7 +255,7 @@ class RabbitmqActuator:
                 # Quorum queues do not support conditional deletion; the check just made has to
                 # suffice.
                 await self._link.delete_queue(name, conditions=self.topology.is_classic)
-            except InTheWay as came:
+            except NameConflict as came:
                 return f"something came to replica {number} at the last moment: {came}"
             crash_point("after-replica-ended")
         await self.forget(number)
@@ -261,3 +270,177 @@ class RabbitmqActuator:
         name = holders_name(self._queue, number)
         if await self._link.length(name) is not None:
             await self._link.delete_queue(name, conditions=False)
+
+
+# -- moving --
+# Transfer of waiting messages between two queues of a broker.
+#
+#     basic.get → basic.publish to the target, mandatory → its confirm → basic.ack
+#
+# A message that the target refuses is requeued at once. If the process is killed in between, a
+# message is in both queues, and never in neither.
+#
+# The copy carries the header `x-tidegate-resent` from the start, because the original may be
+# delivered first. Tidegate consumers report a message with this header as redelivered. All other
+# properties stay, except two that the broker would act on again: the list of further queues (CC)
+# and
+# the claimed publisher (user_id).
+
+
+# Messages under way at a time.
+_ABREAST = 100
+_MOVE_ANSWER_S = 10.0
+
+
+async def move_messages(
+    channel: AbstractChannel, source: str, target: str, count: int, within_s: float
+) -> int:
+    """Move at most `count` messages within about `within_s` seconds; return how many were moved."""
+    deadline = time.monotonic() + within_s
+    moved = 0
+    while moved < count and time.monotonic() < deadline:
+        taken = await _taken(channel, source, min(count - moved, _ABREAST))
+        if not taken:
+            break
+        failures = await asyncio.gather(
+            *(_publish(channel, message, target) for message in taken), return_exceptions=True
+        )
+        crash_point("before-move")
+        with translating_refusals(f"queue {target!r}"):
+            for message, failure in zip(taken, failures, strict=True):
+                tag = message.delivery_tag or 0
+                if failure is None:
+                    await channel.basic_ack(tag)
+                    moved += 1
+                elif not channel.is_closed:
+                    await channel.basic_nack(tag, requeue=True)
+            for failure in failures:
+                if failure is not None:
+                    raise failure
+    return moved
+
+
+async def _taken(channel: AbstractChannel, source: str, count: int) -> list[DeliveredMessage]:
+    with translating_refusals(f"queue {source!r}"):
+        found = await asyncio.gather(
+            *(channel.basic_get(source, timeout=_MOVE_ANSWER_S) for _ in range(count))
+        )
+    return [one for one in found if isinstance(one.delivery, spec.Basic.GetOk)]
+
+
+async def _publish(channel: AbstractChannel, message: DeliveredMessage, target: str) -> None:
+    properties = message.header.properties
+    headers = properties.headers or {}
+    properties.headers = {name: value for name, value in headers.items() if name != "CC"}
+    properties.user_id = None
+    await channel.basic_publish(
+        message.body,
+        routing_key=target,
+        properties=marked_resent(properties),
+        mandatory=True,
+        timeout=_MOVE_ANSWER_S,
+    )
+
+
+# -- alias --
+# The exchange that producers publish to: its creation, its bindings, and its end.
+#
+# The order of creation is: the fallback for messages without a replica, the exchange, the topology
+# queue. A failure in between leaves nothing that loses messages.
+#
+# The exchange is never deleted, since producers may keep publishing to it. Without replicas it
+# routes
+# everything to the plain queue.
+#
+# `rebind` brings a binding to the stored state from any other state. It removes the binding with
+# the
+# previous weight and the one with the wanted weight, then binds with the wanted weight. This also
+# repairs a ring after manual changes: if a queue was bound twice and one binding is removed,
+# RabbitMQ
+# leaves the queue without any part of the ring.
+
+
+_ALIAS_ANSWER_S = 10.0
+HASH = "x-consistent-hash"
+
+
+async def make_alias(
+    link: ControllerConnection, queue: str, arguments: Mapping[str, Any]
+) -> ElasticTopology:
+    """Make the queue elastic, or return its stored topology; safe to repeat.
+
+    `arguments` are the arguments of the queue, if it does not exist, and of its replicas. Raises
+    InvalidValue if another exchange has the queue's name.
+    """
+    if await link.length(queue) is None:
+        await link.declare_queue(queue, dict(arguments))
+    channel = await link.channel()
+    with translating_refusals(f"queue {queue!r}"):
+        await channel.exchange_declare(
+            rest_name(queue), exchange_type="fanout", durable=True, timeout=_ALIAS_ANSWER_S
+        )
+        await channel.queue_bind(queue, rest_name(queue), timeout=_ALIAS_ANSWER_S)
+        await channel.exchange_declare(
+            FEED_EXCHANGE, exchange_type="direct", durable=True, timeout=_ALIAS_ANSWER_S
+        )
+    try:
+        with translating_refusals(f"exchange {queue!r}"):
+            await channel.exchange_declare(
+                queue,
+                exchange_type=HASH,
+                durable=True,
+                arguments={"alternate-exchange": rest_name(queue)},
+                timeout=_ALIAS_ANSWER_S,
+            )
+    except NameConflict as other:
+        raise InvalidValue(
+            f"there is an exchange {queue} already, and it is no alias of ours ({other}): it has "
+            "to go, or the queue needs another name"
+        ) from other
+    await link.declare_queue(ledger_name(queue), dict(LEDGER_ARGUMENTS))
+    found = await read_topology(await link.channel(), queue, is_empty_fine=True)
+    if found is None:
+        is_classic = await link.is_classic(queue)
+        found = ElasticTopology(
+            queue=queue, version=0, is_classic=is_classic, arguments=_of_replicas(arguments)
+        )
+        return await write_topology(await link.channel(), found)
+    # A controller may have been stopped while it made the queue plain, before it deleted the
+    # topology queue.
+    return msgspec.structs.replace(found, is_over=False)
+
+
+def _of_replicas(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the queue's arguments without those that let a replica expire."""
+    return {name: value for name, value in arguments.items() if name != "x-expires"}
+
+
+async def bind_as_written(link: ControllerConnection, topology: ElasticTopology) -> None:
+    """Bring all bindings to the stored topology; replicas without a queue are skipped."""
+    for one in topology.replicas:
+        if await link.length(replica_name(topology.queue, one.number)) is not None:
+            await rebind(link, topology.queue, one)
+
+
+async def rebind(link: ControllerConnection, queue: str, replica: ElasticReplica) -> None:
+    """Remove a replica's binding and bind it with its weight.
+
+    For one round trip the other replicas get its part of the messages.
+    """
+    name = replica_name(queue, replica.number)
+    for weight in {replica.weight_before, replica.weight} - {0}:
+        await link.unbind(name, queue, weight)
+    crash_point("after-unbind")
+    if replica.weight:
+        await link.bind(name, queue, replica.weight)
+
+
+async def end_alias(link: ControllerConnection, topology: ElasticTopology) -> None:
+    """Make the queue plain again: publish that to all clients, and delete the topology queue.
+
+    The exchange stays.
+    """
+    assert not topology.replicas, "replicas are drained first"
+    queue = topology.queue
+    await write_topology(await link.channel(), topology)
+    await link.delete_queue(ledger_name(queue), conditions=False)

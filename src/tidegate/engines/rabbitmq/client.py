@@ -36,31 +36,48 @@ import os
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, Literal, NoReturn, Self, Unpack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self, Unpack
 
-from tidegate.adapters.rabbitmq.address import RabbitmqAddress, parse_address
-from tidegate.adapters.rabbitmq.answers import DIRECT, Answers
-from tidegate.adapters.rabbitmq.elastic.news import News
-from tidegate.adapters.rabbitmq.elastic.topology import ElasticTopology
-from tidegate.adapters.rabbitmq.lifeline import Lifeline
-from tidegate.adapters.rabbitmq.message import RabbitmqMessage
-from tidegate.adapters.rabbitmq.outage import Outage
-from tidegate.adapters.rabbitmq.properties import Properties, new_message_id, properties_of
-from tidegate.adapters.rabbitmq.publisher import Errands, Publisher
-from tidegate.adapters.rabbitmq.queues import Queues, RabbitmqQueue, check_name
-from tidegate.adapters.rabbitmq.replies import Replies
-from tidegate.adapters.rabbitmq.retries import Retries
-from tidegate.adapters.rabbitmq.subscription import RabbitmqSubscription
+from yarl import URL
+
 from tidegate.client import tracing
-from tidegate.client.bound_replica import bound_replica
-from tidegate.client.checks import check_count, checked_payload
-from tidegate.client.client import Client
+from tidegate.client.client import Client, bound_replica
 from tidegate.client.connect import Connector
-from tidegate.client.options import PutOptions, Special, check_seconds, checked_options
-from tidegate.client.verdict import error_text
+from tidegate.client.connection import read_password_file, redact_url, verifying_context
+from tidegate.client.handler import error_text
+from tidegate.client.options import (
+    MessageOptions,
+    PutOptions,
+    check_count,
+    check_seconds,
+    checked_options,
+    checked_payload,
+)
 from tidegate.core.errors import InvalidValue, NoMessagesInQueue, QueueNotExisting
-from tidegate.core.model import DEFAULT_POLICY, PRIORITY_DEFAULT, QueuePolicy
-from tidegate.core.replication import ReplicaState, replica_name
+from tidegate.core.model import DEFAULT_POLICY, PRIORITY_DEFAULT, PRIORITY_HIGHEST, QueuePolicy
+from tidegate.core.topology import ReplicaState, replica_name
+from tidegate.engines.rabbitmq.connection import OutageTracker, RabbitmqConnection
+from tidegate.engines.rabbitmq.message import (
+    Properties,
+    RabbitmqMessage,
+    new_message_id,
+    properties_of,
+)
+from tidegate.engines.rabbitmq.publisher import (
+    DIRECT,
+    AdminChannel,
+    DirectReplies,
+    PendingReplies,
+    RabbitmqPublisher,
+)
+from tidegate.engines.rabbitmq.queues import RabbitmqQueue, RabbitmqQueues, check_name
+from tidegate.engines.rabbitmq.subscription import RabbitmqSubscription, RetryQueues
+from tidegate.engines.rabbitmq.topology import TopologyFeed
+
+if TYPE_CHECKING:
+    from tidegate.engines.rabbitmq.topology import ElasticTopology
+
 
 # Puts of one put_many that are under way at a time.
 _PUTS_ABREAST = 1000
@@ -87,20 +104,20 @@ class RabbitmqClient:
         self._policies: dict[str, QueuePolicy] = {}
 
     async def open(self) -> Self:
-        outage = Outage(self._address.shown)
-        self.lifeline = Lifeline(self._address, self._reconnect_s, outage)
+        outage = OutageTracker(self._address.shown)
+        self.lifeline = RabbitmqConnection(self._address, self._reconnect_s, outage)
         # RabbitMQ stops reading acknowledgements from a connection that publishes while it is short
         # of memory.
-        self._publishing = Lifeline(
+        self._publishing = RabbitmqConnection(
             self._address, self._reconnect_s, outage, opens_when_needed=True
         )
-        self._publisher = Publisher(self._publishing)
-        errands = Errands(self.lifeline)
-        self.queues = Queues(errands, self._address)
-        self.retries = Retries(self._publisher, errands, self.queues, self.policy_of)
-        self._replies = Replies(self._publishing)
-        self._answers = Answers(self._address, self._reconnect_s, outage)
-        self.news = News(self.lifeline)
+        self._publisher = RabbitmqPublisher(self._publishing)
+        errands = AdminChannel(self.lifeline)
+        self.queues = RabbitmqQueues(errands, self._address)
+        self.retries = RetryQueues(self._publisher, errands, self.queues, self.policy_of)
+        self._replies = PendingReplies(self._publishing)
+        self._answers = DirectReplies(self._address, self._reconnect_s, outage)
+        self.news = TopologyFeed(self.lifeline)
         await self.lifeline.open()
         return self
 
@@ -363,7 +380,7 @@ class RabbitmqClient:
         return message_id
 
 
-def _checked(options: PutOptions, topology: ElasticTopology | None) -> Special:
+def _checked(options: PutOptions, topology: ElasticTopology | None) -> MessageOptions:
     special = checked_options(options)
     for name, instead in _REFUSED.items():
         # An elastic queue keeps a group in one replica as long as its shares do not change.
@@ -402,3 +419,112 @@ def connector(
         ca_file=ca_file,
     )
     return Connector(lambda: RabbitmqClient(address, reconnect_s=reconnect_s))
+
+
+# -- address --
+# Parsing of `amqp://user:password@host:port/vhost?queue_type=quorum`.
+#
+#     queue_type     classic (default) or quorum: the type of queues that the client creates
+#     max_priority   number of priorities of classic queues that the client creates; default: none
+#
+# Tidegate keeps these two parameters and passes all others to aio-pika (`heartbeat`, `timeout`,
+# `name`, …).
+
+
+QUEUE_TYPES = ("classic", "quorum")
+_PORTS = {"amqp": 5672, "amqps": 5671}
+
+
+class RabbitmqAddress(NamedTuple):
+    """The parts of a broker's URL."""
+
+    # With the password, without Tidegate's own parameters.
+    url: URL
+    # Without the password, for logs and errors.
+    shown: str
+    queue_type: str
+    max_priority: int | None
+    tls: ssl.SSLContext | None
+
+
+def parse_address(
+    url: str,
+    *,
+    name: str | None = None,
+    user: str | None = None,
+    password: str | None = None,
+    password_file: str | os.PathLike[str] | None = None,
+    tls: bool | ssl.SSLContext | None = None,
+    ca_file: str | os.PathLike[str] | None = None,
+) -> RabbitmqAddress:
+    """Parse a URL and the options beside it; raise InvalidValue if they contradict each other.
+
+    Options override the URL. Without a user, `guest` is used, whom RabbitMQ accepts from its own
+    machine only.
+    """
+    try:
+        parsed = URL(url)
+        port = parsed.port
+    except ValueError as failure:
+        raise InvalidValue(f"{redact_url(url)} is no URL: {failure}") from None
+    if not parsed.host:
+        raise InvalidValue(
+            f"{redact_url(url)} names no host: write amqp://user:password@host:port/"
+        )
+    if tls and parsed.scheme == "amqp":
+        parsed = parsed.with_scheme("amqps")
+    if tls is False and parsed.scheme == "amqps":
+        raise InvalidValue(f"tls=False, but {redact_url(url)} asks for TLS: write amqp://")
+    if ca_file is not None and parsed.scheme != "amqps":
+        raise InvalidValue("ca_file= is for TLS: write amqps:// or tls=True")
+    if password is None and password_file is not None:
+        password = read_password_file(Path(password_file))
+    if user is not None:
+        parsed = parsed.with_user(user)
+    if password is not None:
+        parsed = parsed.with_password(password)
+    if parsed.user is None:
+        # RabbitMQ's default user, accepted over loopback only.
+        parsed = parsed.with_user("guest").with_password(parsed.password or "guest")
+    query = dict(parsed.query)
+    if name is not None:
+        query["name"] = name
+    queue_type = query.pop("queue_type", QUEUE_TYPES[0])
+    if queue_type not in QUEUE_TYPES:
+        raise InvalidValue(
+            f"queue_type is {' or '.join(QUEUE_TYPES)}, not {queue_type!r}, in {redact_url(url)}"
+        )
+    max_priority = _max_priority(query.pop("max_priority", None), queue_type, url)
+    return RabbitmqAddress(
+        parsed.with_query(query).with_port(port or _PORTS[parsed.scheme]),
+        redact_url(url),
+        queue_type,
+        max_priority,
+        _context(parsed.scheme, tls, ca_file),
+    )
+
+
+def _max_priority(text: str | None, queue_type: str, url: str) -> int | None:
+    if text is None:
+        return None
+    if not text.isdigit() or not 1 <= int(text) <= 255:
+        raise InvalidValue(
+            f"max_priority is from 1 to 255, not {text!r}, in {redact_url(url)}: puts have "
+            f"priorities "
+            f"up to {PRIORITY_HIGHEST}"
+        )
+    if queue_type != "classic":
+        raise InvalidValue(f"max_priority is for classic queues, not {queue_type} ones")
+    return int(text)
+
+
+def _context(
+    scheme: str,
+    tls: bool | ssl.SSLContext | None,
+    ca_file: str | os.PathLike[str] | None,
+) -> ssl.SSLContext | None:
+    if isinstance(tls, ssl.SSLContext):
+        return tls
+    if scheme != "amqps":
+        return None
+    return verifying_context(None if ca_file is None else Path(ca_file))

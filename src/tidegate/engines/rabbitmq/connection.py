@@ -32,18 +32,32 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Coroutine
+import struct
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import aio_pika
+from aio_pika import exceptions
 from aiormq.abc import AbstractChannel, AbstractConnection
+from aiormq.exceptions import ChannelAccessRefused, ChannelLockedResource
+from pamqp import decode
+from pamqp.exceptions import PAMQPException
 
-from tidegate.adapters.rabbitmq.address import RabbitmqAddress
-from tidegate.adapters.rabbitmq.failures import reaching, telling
-from tidegate.adapters.rabbitmq.leniency import read_leniently
-from tidegate.adapters.rabbitmq.outage import Outage
-from tidegate.core.errors import InvalidValue, RetryLater, TidegateError, Unavailable
+from tidegate.core.errors import (
+    Forbidden,
+    InvalidValue,
+    LimitReached,
+    NotAuthenticated,
+    QueueNotExisting,
+    RetryLater,
+    TidegateError,
+    Unavailable,
+)
+
+if TYPE_CHECKING:
+    from tidegate.engines.rabbitmq.client import RabbitmqAddress
+
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +67,7 @@ _BACKOFF_MAX_S = 1.0
 _CLOSE_S = 5.0
 _PAUSE_S = 0.02
 # How often a publish past its deadline checks whether RabbitMQ blocks it.
-_LOOK_S = 0.25
+_CHECK_S = 0.25
 # A connection that ends sooner was probably closed because of its own traffic. The same traffic
 # would close the next one, so the backoff continues.
 _YOUNG_S = 5.0
@@ -63,14 +77,14 @@ Result = TypeVar("Result")
 _is_ours = ContextVar("_is_ours", default=False)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_worth_logging(record: logging.LogRecord) -> bool:
     return not (_is_ours.get() and str(record.msg).startswith("error when creating transport"))
 
 
-class Patience:
+class ReconnectPolicy:
     """The deadline of one call that is retried across lost connections."""
 
-    def __init__(self, lifeline: Lifeline) -> None:
+    def __init__(self, lifeline: RabbitmqConnection) -> None:
         self._lifeline = lifeline
         self.deadline = asyncio.get_running_loop().time() + lifeline.reconnect_s
 
@@ -81,19 +95,19 @@ class Patience:
         await asyncio.sleep(_PAUSE_S)
 
 
-class Lifeline:
+class RabbitmqConnection:
     """A reconnecting connection of one client to its broker."""
 
     def __init__(
         self,
         address: RabbitmqAddress,
         reconnect_s: float,
-        outage: Outage | None = None,
+        outage: OutageTracker | None = None,
         *,
         opens_when_needed: bool = False,
     ) -> None:
         self.address = address
-        self._outage = outage or Outage(address.shown)
+        self._outage = outage or OutageTracker(address.shown)
         self._opens_when_needed = opens_when_needed
         self._opening = asyncio.Lock()
         self.reconnect_s = reconnect_s
@@ -109,7 +123,7 @@ class Lifeline:
     async def open(self) -> None:
         read_leniently()
         # Adding the same filter twice has no effect.
-        logging.getLogger("aiormq.connection").addFilter(_is_news)
+        logging.getLogger("aiormq.connection").addFilter(_is_worth_logging)
         await self._connect()
         self.spawn(self._keep())
 
@@ -189,11 +203,11 @@ class Lifeline:
 
     async def channel(self, *, confirms: bool = False) -> AbstractChannel:
         """Open a channel; `confirms` enables publisher confirms."""
-        patience = Patience(self)
+        patience = ReconnectPolicy(self)
         while True:
             connection = await self.connected()
             try:
-                with telling(f"RabbitMQ at {self.address.shown}"):
+                with translating_errors(f"RabbitMQ at {self.address.shown}"):
                     return await connection.channel(
                         publisher_confirms=confirms, on_return_raises=confirms, timeout=_CONNECT_S
                     )
@@ -205,7 +219,7 @@ class Lifeline:
         """Whether RabbitMQ reads nothing from this connection, for want of memory or disk."""
         return not self.is_closed and self._up.is_set() and _is_blocked(self._transport())
 
-    async def unblocked(self, patience: Patience) -> None:
+    async def unblocked(self, patience: ReconnectPolicy) -> None:
         """Wait until RabbitMQ reads from the connection; raise Unavailable at the deadline."""
         clock = asyncio.get_running_loop().time
         while _is_blocked(connection := await self.connected()):
@@ -219,7 +233,7 @@ class Lifeline:
             ready.cancel()
 
     @contextlib.asynccontextmanager
-    async def unless_blocked(self, patience: Patience) -> AsyncIterator[None]:
+    async def unless_blocked(self, patience: ReconnectPolicy) -> AsyncIterator[None]:
         """Abort the calls inside after the deadline, once RabbitMQ blocks the connection.
 
         Without blocking they may take longer than the deadline.
@@ -232,7 +246,7 @@ class Lifeline:
             if self.is_blocked:
                 limit.reschedule(loop.time())
             else:
-                timer = loop.call_later(_LOOK_S, look)
+                timer = loop.call_later(_CHECK_S, look)
 
         timer = loop.call_at(patience.deadline, look)
         try:
@@ -261,7 +275,7 @@ class Lifeline:
         _is_ours.set(True)
         connection = aio_pika.Connection(self.address.url, ssl_context=self.address.tls)
         try:
-            with reaching(self.address.shown, self.address.url.user):
+            with translating_connect_errors(self.address.shown, self.address.url.user):
                 await connection.connect(timeout=_CONNECT_S)
         except BaseException:
             await connection.close()
@@ -309,3 +323,191 @@ def _is_blocked(connection: AbstractConnection) -> bool:
         return False
     waiting.close()
     return True
+
+
+# -- outage --
+# Logging of an outage once, even if a client loses several connections.
+#
+# The first lost connection logs the loss, and the last one that returns logs the recovery.
+
+
+class OutageTracker:
+    """The lost connections of one client."""
+
+    def __init__(self, shown: str) -> None:
+        self._shown = shown
+        self._lost: set[object] = set()
+
+    def begins_for(self, connection: object) -> None:
+        if not self._lost:
+            log.warning("the connection to RabbitMQ was lost", extra={"url": self._shown})
+        self._lost.add(connection)
+
+    def ends_for(self, connection: object) -> None:
+        if connection in self._lost:
+            self._lost.discard(connection)
+            if not self._lost:
+                log.info("connected to RabbitMQ again", extra={"url": self._shown})
+
+    def forget(self, connection: object) -> None:
+        """Remove a connection whose client is closed."""
+        self._lost.discard(connection)
+
+
+# -- leniency --
+# Lenient decoding of AMQP fields that pamqp rejects.
+#
+# RabbitMQ delivers everything that a producer has written: text that is not UTF-8 (old programs
+# write
+# Latin-1), times in nanoseconds, deeply nested tables. pamqp raises an error for these. Then the
+# connection closes, the message returns to its queue, and the same happens on the next connection,
+# without end.
+#
+# So these decoders take over where pamqp's fail. A text gets replacement characters, an invalid
+# time
+# becomes None, and headers that are nested too deeply become empty.
+
+
+_TIME_BYTES = 8
+_LENGTH = struct.Struct(">I")
+
+
+def read_leniently() -> None:
+    """Install the decoders in pamqp, for the whole process."""
+    decode.METHODS |= {"shortstr": _short_text, "timestamp": _time, "table": _headers}
+    decode.TABLE_MAPPING |= {b"T": _time, b"F": _table}
+
+
+def _short_text(value: bytes) -> tuple[int, str]:
+    length = value[0] if value else 0
+    if not value or len(value) < 1 + length:
+        raise ValueError("a text is cut off")
+    return 1 + length, value[1 : 1 + length].decode(errors="replace")
+
+
+def _time(value: bytes) -> tuple[int, Any]:
+    try:
+        return decode.timestamp(value)
+    except (ValueError, OverflowError, OSError):
+        if len(value) < _TIME_BYTES:
+            raise
+        return _TIME_BYTES, None
+
+
+def _headers(value: bytes) -> tuple[int, dict[str, Any]]:
+    try:
+        return _table(value)
+    except RecursionError:
+        return _LENGTH.size + _LENGTH.unpack_from(value)[0], {}
+
+
+def _table(value: bytes) -> tuple[int, dict[str, Any]]:
+    try:
+        return decode.field_table(value)
+    except UnicodeDecodeError:
+        return _table_of_strange_names(value)
+
+
+def _table_of_strange_names(value: bytes) -> tuple[int, dict[str, Any]]:
+    offset = _LENGTH.size
+    end = offset + _LENGTH.unpack_from(value)[0]
+    found: dict[str, Any] = {}
+    while offset < end:
+        consumed, name = _short_text(value[offset:])
+        offset += consumed
+        consumed, found[name] = decode.embedded_value(value[offset:])
+        offset += consumed
+    return end, found
+
+
+# -- failures --
+# Translation of errors of RabbitMQ and aio-pika into Tidegate's errors.
+#
+#     403 on a channel, or no access to the vhost     Forbidden
+#     404                                             QueueNotExisting
+#     405, 406                                        InvalidValue
+#     a wrong user or password                        NotAuthenticated
+#     nack of a publish                               LimitReached
+#     any connection error                            Unavailable
+#
+# When a channel is lost, aio-pika cancels the calls that wait on it. A CancelledError therefore
+# counts as a lost connection, unless the calling task itself was cancelled.
+
+
+_LOST = "the connection to RabbitMQ was lost"
+_CUT = ("Server connection reset", "Server connection unexpectedly closed")
+
+
+@contextlib.contextmanager
+def translating_errors(about: str) -> Iterator[None]:
+    """Translate errors of aio-pika calls inside into Tidegate errors about `about`."""
+    try:
+        yield
+    except TidegateError:
+        raise
+    except asyncio.CancelledError as cancelled:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise Unavailable(f"{about}: {_LOST}") from cancelled
+    except (*exceptions.CONNECTION_EXCEPTIONS, PAMQPException, TimeoutError, EOFError) as failure:
+        raise to_tidegate_error(failure, about) from failure
+
+
+@contextlib.contextmanager
+def translating_connect_errors(shown: str, user: str | None) -> Iterator[None]:
+    """Translate errors of connecting to a broker."""
+    try:
+        with translating_errors(f"RabbitMQ at {shown}"):
+            yield
+    except NotAuthenticated as refused:
+        raise NotAuthenticated(
+            f"{refused}: user {user!r} with the password of the URL (TIDEGATE_URL=amqp://USER:"
+            "PASSWORD@HOST/)"
+        ) from refused
+    except Unavailable as nobody:
+        raise Unavailable(f"{nobody}: is it running, and is this its address?") from nobody
+
+
+def to_tidegate_error(failure: BaseException | None, about: str) -> TidegateError:
+    """Return the Tidegate error for an error of aio-pika."""
+    if isinstance(failure, TidegateError):
+        return failure
+    text = f"{about}: {_text(failure)}"
+    if isinstance(failure, exceptions.PublishError):
+        return QueueNotExisting(f"{about}: RabbitMQ has no such queue: create it first")
+    if isinstance(failure, exceptions.DeliveryError):
+        return LimitReached(f"{about}: RabbitMQ refused it, because the queue is full or failing")
+    if isinstance(failure, exceptions.InvalidFrameError) and "Connection.OpenOk" in text:
+        # aio-pika discards the broker's own text here.
+        return Forbidden(
+            f"{about}: there is no such vhost, or the user may not come there: `rabbitmqctl "
+            "add_vhost` and `set_permissions`"
+        )
+    if isinstance(failure, ChannelAccessRefused):
+        return Forbidden(f"{text}: `rabbitmqctl set_permissions` gives permissions")
+    if isinstance(failure, exceptions.ChannelNotFoundEntity):
+        if "inaccessible" in text:
+            return Unavailable(text)
+        return QueueNotExisting(text)
+    if isinstance(failure, exceptions.ChannelPreconditionFailed | ChannelLockedResource):
+        return InvalidValue(text)
+    if isinstance(failure, exceptions.AuthenticationError | exceptions.ProbableAuthenticationError):
+        return NotAuthenticated(f"{about}: RabbitMQ refuses the user or the password")
+    return Unavailable(text)
+
+
+def _text(failure: BaseException | None) -> str:
+    if failure is None:
+        return _LOST
+    if isinstance(failure.__cause__ or failure, ConnectionRefusedError):
+        return "Connection refused"  # asyncio and uvloop word it differently
+    if failure.args and isinstance(failure.args[-1], str):
+        return _LOST if _is_lost(failure.args[-1]) else failure.args[-1]
+    return f"{failure}" or type(failure).__name__
+
+
+def _is_lost(text: str) -> bool:
+    """Return whether a text of the library says that the connection is closed."""
+    # A text that begins with a repr names the closed object in memory.
+    return text.startswith(("<", *_CUT))

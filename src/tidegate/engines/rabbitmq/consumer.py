@@ -42,14 +42,17 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiormq import spec
 from aiormq.abc import AbstractChannel, DeliveredMessage
 
-from tidegate.adapters.rabbitmq.elastic.sources import Source
-from tidegate.adapters.rabbitmq.failures import as_tidegate, telling
 from tidegate.core.errors import CallerError, LeaseLost, TidegateError, Unavailable
+from tidegate.engines.rabbitmq.connection import to_tidegate_error, translating_errors
+
+if TYPE_CHECKING:
+    from tidegate.engines.rabbitmq.topology import ReplicaSource
+
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +67,7 @@ _IN_VAIN_S = 1.0
 Result = TypeVar("Result")
 
 
-class Leg:
+class RabbitmqConsumer:
     """One channel of a subscription, its AMQP consumers and its unsettled messages."""
 
     def __init__(
@@ -74,7 +77,7 @@ class Leg:
         *,
         is_classic: bool,
         prefetch: int,
-        on_arrived: Callable[[Leg, DeliveredMessage], None],
+        on_arrived: Callable[[RabbitmqConsumer, DeliveredMessage], None],
     ) -> None:
         self._channel = channel
         self.queue = queue
@@ -114,14 +117,14 @@ class Leg:
 
     # Sources and lifetime
 
-    async def begin(self, sources: Sequence[Source]) -> None:
+    async def begin(self, sources: Sequence[ReplicaSource]) -> None:
         self._channel.on_consumer_cancel_callbacks.add(self._cancelled_by_the_broker)
         if self.is_classic:
             await self._rpc(self._set_qos(self.prefetch))
             self._of_channel = self.prefetch
         await self.follow(sources)
 
-    async def follow(self, sources: Sequence[Source]) -> None:
+    async def follow(self, sources: Sequence[ReplicaSource]) -> None:
         """Consume from exactly these sources from now on."""
         async with self._turning:
             if self.lost or self._stopped:
@@ -161,13 +164,13 @@ class Leg:
         await asyncio.wait({closing})
         self.lost = True
         reason = None if closing.cancelled() else closing.exception()
-        return as_tidegate(reason, f"queue {self.queue!r}")
+        return to_tidegate_error(reason, f"queue {self.queue!r}")
 
     async def end(self) -> None:
         """Close the channel; unsettled messages return to their queues."""
         if self.lost:
             return
-        with contextlib.suppress(TidegateError), telling(self.queue):
+        with contextlib.suppress(TidegateError), translating_errors(self.queue):
             await self._flush()
             self.lost = True
             await self._channel.close()
@@ -299,7 +302,7 @@ class Leg:
 
         Half a call would close the channel.
         """
-        with telling(f"queue {self.queue!r}"):
+        with translating_errors(f"queue {self.queue!r}"):
             return await asyncio.shield(asyncio.get_running_loop().create_task(call))
 
     async def _cancelled_by_the_broker(self, frame: spec.Basic.Cancel) -> None:
@@ -373,7 +376,7 @@ class Leg:
 
     async def _send_acks(self) -> None:
         # If it fails, the channel is lost, and all messages have returned to their queues.
-        with contextlib.suppress(TidegateError), telling(self.queue):
+        with contextlib.suppress(TidegateError), translating_errors(self.queue):
             while self._acks:
                 tags, self._acks = sorted(self._acks), deque()
                 # One frame acknowledges all tags below the first unsettled one; tags are in order
@@ -400,7 +403,7 @@ class Leg:
         """
         self.check_held(tag)
         self.ack(tag)
-        with telling(f"queue {self.queue!r}"):
+        with translating_errors(f"queue {self.queue!r}"):
             # Wait for the lock: acks may be held back now.
             async with self._turning:
                 await self._flush()

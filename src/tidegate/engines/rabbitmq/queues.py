@@ -12,20 +12,18 @@ treats it as a quorum queue, which is safe for both.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiormq.abc import AbstractChannel, DeliveredMessage
 
-from tidegate.adapters.rabbitmq.address import RabbitmqAddress
-from tidegate.adapters.rabbitmq.publisher import Errands
-from tidegate.core.errors import (
-    Forbidden,
-    InvalidValue,
-    QueueNameNotUnique,
-    QueueNotExisting,
-)
+from tidegate.core.errors import Forbidden, InvalidValue, QueueNameNotUnique, QueueNotExisting
 from tidegate.core.model import Overflow, QueuePolicy
+
+if TYPE_CHECKING:
+    from tidegate.engines.rabbitmq.client import RabbitmqAddress
+    from tidegate.engines.rabbitmq.publisher import AdminChannel
+
 
 # Extra deliveries for messages that are returned unbegun: workers stop, and prefetches change.
 _UNBEGUN_MAX = 20
@@ -49,10 +47,10 @@ class RabbitmqQueue(msgspec.Struct, frozen=True):
     consumers: int
 
 
-class Queues:
+class RabbitmqQueues:
     """Queues of one vhost, as one client knows them."""
 
-    def __init__(self, errands: Errands, address: RabbitmqAddress) -> None:
+    def __init__(self, errands: AdminChannel, address: RabbitmqAddress) -> None:
         self._errands = errands
         self._arguments = arguments_of(address)
         self._queue_type = address.queue_type

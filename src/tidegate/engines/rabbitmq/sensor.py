@@ -20,16 +20,17 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from tidegate.adapters.rabbitmq.elastic.link import Length, SteererLink
-from tidegate.adapters.rabbitmq.elastic.topology import (
+from tidegate.core.decisions import QueueSample, ReplicaSample
+from tidegate.core.errors import TidegateError
+from tidegate.core.topology import ALIAS, ReplicaState, replica_name
+from tidegate.engines.rabbitmq.management import ManagedQueue, ManagementApi
+from tidegate.engines.rabbitmq.topology import (
+    ControllerConnection,
     ElasticReplica,
     ElasticTopology,
+    QueueLength,
     holders_name,
 )
-from tidegate.adapters.rabbitmq.management import ManagedQueue, ManagementApi
-from tidegate.core.errors import TidegateError
-from tidegate.core.replication import ALIAS, ReplicaState, replica_name
-from tidegate.core.steering import QueueSample, ReplicaSample
 
 # Moved messages are spread over this interval, as RabbitMQ spreads its counts.
 _MOVED_S = 5.0
@@ -40,7 +41,7 @@ _RATES = ("arrived_per_s", "consumed_per_s", "capacity_per_s")
 UNKNOWN = ("resource_load",)
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class RabbitmqSample(msgspec.Struct, frozen=True, kw_only=True):
     """A sample, and what it lacks."""
 
     sample: QueueSample
@@ -57,7 +58,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 class RabbitmqSensor:
     """Samples of one elastic queue."""
 
-    def __init__(self, link: SteererLink, management: ManagementApi | None) -> None:
+    def __init__(self, link: ControllerConnection, management: ManagementApi | None) -> None:
         self._link = link
         self._management = management
         self._serving_since: dict[int, float] = {}
@@ -71,7 +72,7 @@ class RabbitmqSensor:
         topology: ElasticTopology,
         now: Callable[[], float],
         moved: Mapping[int, int] | None = None,
-    ) -> Look:
+    ) -> RabbitmqSample:
         """Poll the broker once.
 
         `moved` contains the messages moved to each replica since the previous call.
@@ -108,7 +109,7 @@ class RabbitmqSensor:
             # A consumer of the queue itself consumes from all replicas; a bound consumer from one.
             consumers_roam=alias is not None and alias.consumers > 0,
         )
-        return Look(
+        return RabbitmqSample(
             sample=sample,
             unknown=unknown,
             trouble=trouble,
@@ -148,8 +149,8 @@ class RabbitmqSensor:
         self,
         topology: ElasticTopology,
         one: ElasticReplica,
-        length: Length | None,
-        holders: Length | None,
+        length: QueueLength | None,
+        holders: QueueLength | None,
         shown: ManagedQueue | None,
         at: float,
     ) -> ReplicaSample:
@@ -183,12 +184,12 @@ class RabbitmqSensor:
         )
 
 
-def _idle(length: Length, unacknowledged: int) -> int:
+def _idle(length: QueueLength, unacknowledged: int) -> int:
     """Return the number of consumers without a message, if nothing waits."""
     return 0 if length.ready else max(length.consumers - unacknowledged, 0)
 
 
-def _age_s(shown: ManagedQueue | None, length: Length) -> float:
+def _age_s(shown: ManagedQueue | None, length: QueueLength) -> float:
     if shown is None or not shown.head_message_timestamp or not length.ready:
         return 0.0
     return max(time.time() - shown.head_message_timestamp, 0.0)

@@ -29,28 +29,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import random
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from aiormq.abc import DeliveredMessage
+from aiormq.abc import AbstractChannel, DeliveredMessage
+from msgspec import structs
 
-from tidegate.adapters.rabbitmq.elastic.sources import Source, sources_of
-from tidegate.adapters.rabbitmq.leg import Leg
-from tidegate.adapters.rabbitmq.lifeline import Patience
-from tidegate.adapters.rabbitmq.message import RabbitmqBatch, RabbitmqMessage
-from tidegate.adapters.rabbitmq.properties import is_expired
-from tidegate.client.checks import check_count
+from tidegate.broker.settling import retry_wait_s
+from tidegate.client.options import check_count
 from tidegate.core.errors import (
     InvalidValue,
     QueueNotExisting,
     RetryLater,
     TidegateError,
+    TooLarge,
     Unavailable,
 )
+from tidegate.core.model import DeathReason, QueuePolicy
+from tidegate.engines.rabbitmq import message as p
+from tidegate.engines.rabbitmq.connection import ReconnectPolicy
+from tidegate.engines.rabbitmq.consumer import RabbitmqConsumer
+from tidegate.engines.rabbitmq.message import RabbitmqBatch, RabbitmqMessage, is_expired
+from tidegate.engines.rabbitmq.topology import sources_of
 
 if TYPE_CHECKING:
-    from tidegate.adapters.rabbitmq.client import RabbitmqClient
+    from tidegate.engines.rabbitmq.client import RabbitmqClient
+    from tidegate.engines.rabbitmq.publisher import AdminChannel, RabbitmqPublisher
+    from tidegate.engines.rabbitmq.queues import RabbitmqQueues
+    from tidegate.engines.rabbitmq.topology import ReplicaSource
+
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +94,7 @@ class RabbitmqSubscription:
         self.delivered = 0
         # How often its channel has ended.
         self.interruptions = 0
-        self._leg: Leg | None = None
+        self._leg: RabbitmqConsumer | None = None
         self._arrived: deque[RabbitmqMessage] = deque()
         self._news = asyncio.Event()
         self._failure: TidegateError | None = None
@@ -126,12 +137,12 @@ class RabbitmqSubscription:
             await self._leg.end()
         self._forget_lost()
 
-    async def _first_leg(self) -> Leg:
+    async def _first_leg(self) -> RabbitmqConsumer:
         """Make the first consumer, and retry while the connection is lost.
 
         RabbitMQ closes the connection of a consumer that comes while it creates a quorum queue.
         """
-        patience = Patience(self._client.lifeline)
+        patience = ReconnectPolicy(self._client.lifeline)
         while True:
             # Raises at once if the client is closed.
             await self._client.lifeline.connected()
@@ -140,13 +151,13 @@ class RabbitmqSubscription:
             except Unavailable as lost:
                 await patience.wait(lost)
 
-    async def _new_leg(self) -> Leg:
+    async def _new_leg(self) -> RabbitmqConsumer:
         topology = await self._client.news.topology(self.queue)
         is_classic = await self._client.queues.is_classic(self.queue)
         if topology is not None:
             is_classic = is_classic and topology.is_classic
         channel = await self._client.lifeline.channel()
-        leg = Leg(
+        leg = RabbitmqConsumer(
             channel,
             self.queue,
             is_classic=is_classic,
@@ -165,7 +176,7 @@ class RabbitmqSubscription:
             raise
         return leg
 
-    async def _sources(self) -> list[Source]:
+    async def _sources(self) -> list[ReplicaSource]:
         """Return the existing sources; a replica may be gone since the last topology."""
         topology = await self._client.news.topology(self.queue)
         found = []
@@ -198,7 +209,7 @@ class RabbitmqSubscription:
                     await asyncio.sleep(_BACKOFF_MAX_S)
                     self._topology_changed.set()
 
-    async def _keep(self, leg: Leg) -> None:
+    async def _keep(self, leg: RabbitmqConsumer) -> None:
         """Make another consumer whenever the channel has ended."""
         while True:
             reason = await leg.ended()
@@ -232,7 +243,7 @@ class RabbitmqSubscription:
 
     # Messages
 
-    def _take_in(self, leg: Leg, delivered: DeliveredMessage) -> None:
+    def _take_in(self, leg: RabbitmqConsumer, delivered: DeliveredMessage) -> None:
         message = RabbitmqMessage(delivered, self.queue, leg, self._client.retries)
         if is_expired(message.properties):
             self._client.spawn(_dropped(message))
@@ -317,3 +328,194 @@ async def _dropped(message: RabbitmqMessage) -> None:
     # If it fails, the message comes again and expires then.
     with contextlib.suppress(TidegateError):
         await message.expire()
+
+
+# -- retries --
+# Delayed messages, retries and dead letters, which RabbitMQ does not have by itself.
+#
+# Delay queues. A delayed message goes to a queue `<queue>.delay.<ms>.<day>` without consumers,
+# whose
+# time to live is the delay. RabbitMQ dead-letters expired messages back to the original queue.
+#
+# - There is one queue per delay, because RabbitMQ expires messages at the head only. Delays are
+#   rounded up to two significant digits, to bound their number.
+# - RabbitMQ deletes a delay queue, with its messages, a fixed time after its declaration. A quorum
+#   queue without consumers counts as unused even if messages arrive, and another declaration does
+#   not
+#   renew it. So each day has its own queue, which outlives every message that can be sent to it.
+# - Since RabbitMQ 3.10 delay queues are quorum queues, which dead-letter with a confirm. Classic
+#   queues do not.
+# - A broker that is killed forgets quorum queues of the last half second, with their confirmed
+#   messages. So a message is acknowledged only when its delay queue is older than 0.75 seconds.
+#
+# A message that failed is published elsewhere with a confirm first, and acknowledged then. So it
+# may
+# arrive twice, and is never lost.
+
+
+# How long a delay queue receives messages.
+_DAY_MS = 86_400_000
+# How much longer than its last message a delay queue lives at least: for a target queue that
+# refuses messages for hours, and for clocks that differ.
+_KEPT_MS = 86_400_000
+# Age from which a killed broker remembers a quorum queue.
+_REMEMBERED_S = 0.75
+_JITTER_STEPS = 4
+_QUORUM_DELAYS_SINCE = (3, 10)
+
+
+class FailedMessage(Protocol):
+    """A message that is to be returned."""
+
+    payload: bytes
+    queue: str
+    properties: p.Properties
+
+    @property
+    def message_id(self) -> int: ...
+    @property
+    def delivery_count(self) -> int: ...
+
+
+class RetryQueues:
+    """Returns failed messages of one client: later, or to the dead letters."""
+
+    def __init__(
+        self,
+        publisher: RabbitmqPublisher,
+        errands: AdminChannel,
+        queues: RabbitmqQueues,
+        policy_of: Callable[[str], QueuePolicy],
+    ) -> None:
+        self._publisher = publisher
+        self._errands = errands
+        self._queues = queues
+        self._policy_of = policy_of
+        # Delay queues by name: the time of their first use by this client.
+        self._in_use: dict[str, float] = {}
+
+    async def again(self, message: FailedMessage, delay_s: float | None, error: str | None) -> None:
+        policy = self._policy_of(message.queue)
+        count = message.delivery_count
+        if policy.deliveries_max and count >= policy.deliveries_max:
+            await self.bury(message, DeathReason.DELIVERIES, error)
+            return
+        if delay_s is None:
+            delay_s = _backoff_s(policy, count)
+        failures = p.failures_with(message.properties, "nack", error)
+        changes = {p.DELIVERIES: count, p.ERROR: error, p.FAILURES: failures}
+        properties = p.republished(message.properties, message.message_id, changes)
+        try:
+            await self.publish_later(message.payload, properties, message.queue, delay_s)
+        except TooLarge:
+            smaller = p.without_failures(properties)
+            await self.publish_later(message.payload, smaller, message.queue, delay_s)
+
+    async def unbegun(self, message: FailedMessage) -> None:
+        count = message.delivery_count - 1
+        changes = {p.DELIVERIES: count or None, p.RELEASED: True}
+        properties = p.republished(message.properties, message.message_id, changes)
+        await self._publisher.publish(message.payload, properties, message.queue)
+
+    async def bury(self, message: FailedMessage, reason: DeathReason, error: str | None) -> None:
+        dead_letters = self._policy_of(message.queue).dead_letter_queue(message.queue)
+        if dead_letters is None:
+            return
+        # Create it each time, since it may have been deleted; dead letters are rare.
+        await self._queues.create(dead_letters, exist_ok=True)
+        properties = p.republished(
+            message.properties,
+            message.message_id,
+            {
+                p.DELIVERIES: message.delivery_count,
+                p.ERROR: error,
+                p.REASON: str(reason),
+                p.DIED_IN: message.queue,
+                p.DIED_AT: int(time.time() * 1e3),
+                # Neither a rejection nor an expiry is a failure of a worker.
+                p.FAILURES: p.failures_with(message.properties, "nack", error)
+                if reason is DeathReason.DELIVERIES
+                else None,
+            },
+        )
+        try:
+            await self._publisher.publish(message.payload, properties, dead_letters)
+        except TooLarge:
+            smaller = p.without_failures(properties)
+            await self._publisher.publish(message.payload, smaller, dead_letters)
+
+    async def expire(self, message: FailedMessage) -> None:
+        if self._policy_of(message.queue).keep_expired:
+            await self.bury(message, DeathReason.EXPIRED, None)
+
+    async def publish_later(
+        self, payload: bytes, properties: p.Properties, queue: str, delay_s: float
+    ) -> None:
+        delay_ms = rounded_up_ms(delay_s)
+        if not delay_ms:
+            await self._publisher.publish(payload, properties, queue)
+            return
+        name = delay_queue_name(queue, delay_ms, time.time())
+        await self._errands.run(f"queue {name!r}", _delaying(name, queue, delay_ms))
+        since = self._used_since(name)
+        await self._publisher.publish(payload, properties, name)
+        await asyncio.sleep(max(since + _REMEMBERED_S - time.monotonic(), 0.0))
+
+    def _used_since(self, name: str) -> float:
+        """Return since when the delay queue exists, as far as this client knows."""
+        if name not in self._in_use:
+            # Remove the queues of other days.
+            day = f".{name.rpartition('.')[2]}"
+            self._in_use = {one: at for one, at in self._in_use.items() if one.endswith(day)}
+            self._in_use[name] = time.monotonic()
+        return self._in_use[name]
+
+
+def _backoff_s(policy: QueuePolicy, failed: int) -> float:
+    """Return the backoff of the policy, with few steps of jitter: each delay needs a queue."""
+    longest_s = retry_wait_s(structs.replace(policy, retry_jitter=0.0), failed)
+    return longest_s * (1 - policy.retry_jitter * random.randrange(_JITTER_STEPS) / _JITTER_STEPS)
+
+
+def rounded_up_ms(delay_s: float) -> int:
+    """Round a delay up to milliseconds with two significant digits."""
+    if delay_s <= 0.0:
+        return 0
+    # Ignore floating-point rounding errors, which would cause the next step.
+    delay_ms = max(math.ceil(delay_s * 1e3 - 1e-6), 1)
+    step: int = 10 ** max(len(str(delay_ms)) - 2, 0)
+    return -(-delay_ms // step) * step
+
+
+def delay_queue_name(queue: str, delay_ms: int, now: float) -> str:
+    return f"{queue}.delay.{delay_ms}.{int(now * 1e3) // _DAY_MS}"
+
+
+def delay_queue_lifetime_ms(delay_ms: int) -> int:
+    """Return after how many milliseconds RabbitMQ deletes a delay queue."""
+    return _DAY_MS + delay_ms + _KEPT_MS
+
+
+def _delaying(name: str, queue: str, delay_ms: int) -> Callable[[AbstractChannel], Any]:
+    async def declare(channel: AbstractChannel) -> None:
+        arguments: dict[str, Any] = {
+            "x-message-ttl": delay_ms,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": queue,
+            "x-expires": delay_queue_lifetime_ms(delay_ms),
+        }
+        if _version(channel) >= _QUORUM_DELAYS_SINCE:
+            arguments |= {
+                "x-queue-type": "quorum",
+                "x-dead-letter-strategy": "at-least-once",
+                "x-overflow": "reject-publish",
+            }
+        await channel.queue_declare(name, durable=True, arguments=arguments)
+
+    return declare
+
+
+def _version(channel: AbstractChannel) -> tuple[int, ...]:
+    version: Any = channel.connection.server_properties.get("version", "")
+    text = version.decode() if isinstance(version, bytes) else str(version)
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())

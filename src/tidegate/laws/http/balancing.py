@@ -25,7 +25,9 @@ A user-defined policy is a class with this `choose` method.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from itertools import accumulate
 from random import Random
 from typing import Protocol, TypeVar
@@ -63,7 +65,9 @@ class Policy(Protocol):
     def choose(self, candidates: Sequence[Chosen], asker: str, family: str) -> Chosen: ...
 
 
-def drawn(candidates: Sequence[Chosen], weights: Sequence[float], random: Random) -> Chosen:
+def weighted_choice(
+    candidates: Sequence[Chosen], weights: Sequence[float], random: Random
+) -> Chosen:
     """Return a candidate drawn in proportion to the weights, or evenly if all weights are 0."""
     sums = list(accumulate(weights))
     if not sums[-1] > 0.0:
@@ -86,7 +90,7 @@ class RandomDraw:
         self._random = random
 
     def choose(self, candidates: Sequence[Chosen], asker: str, family: str) -> Chosen:
-        return drawn(candidates, [one.weight for one in candidates], self._random)
+        return weighted_choice(candidates, [one.weight for one in candidates], self._random)
 
 
 class RoundRobin:
@@ -133,7 +137,7 @@ class FirstAvailable:
                 if one.name == name:
                     self._elected.move_to_end(who)
                     return one
-        elected = drawn(candidates, [one.weight for one in candidates], self._random)
+        elected = weighted_choice(candidates, [one.weight for one in candidates], self._random)
         self._elected[who] = elected.name
         if len(self._elected) > _ELECTIONS_MAX:
             self._elected.popitem(last=False)
@@ -156,7 +160,7 @@ class DrawnByIndex:
     def choose(self, candidates: Sequence[Chosen], asker: str, family: str) -> Chosen:
         floor = _PROBE * sum(one.index for one in candidates) / len(candidates)
         weights = [max(one.index, floor) * one.weight for one in candidates]
-        return drawn(candidates, weights, self._random)
+        return weighted_choice(candidates, weights, self._random)
 
 
 class LeastOutstanding:
@@ -170,7 +174,7 @@ class LeastOutstanding:
         tied = [one for one in candidates if _business(one) <= least]
         if len(tied) == 1:
             return tied[0]
-        return drawn(tied, [one.weight for one in tied], self._random)
+        return weighted_choice(tied, [one.weight for one in tied], self._random)
 
 
 class BetterOfTwo:
@@ -181,14 +185,14 @@ class BetterOfTwo:
 
     def choose(self, candidates: Sequence[Chosen], asker: str, family: str) -> Chosen:
         weights = [one.weight for one in candidates]
-        first = drawn(candidates, weights, self._random)
+        first = weighted_choice(candidates, weights, self._random)
         if len(candidates) == 1:
             return first
         others = [one for one in candidates if one is not first]
         if len(others) == 1:
             second = others[0]
         else:
-            second = drawn(others, [one.weight for one in others], self._random)
+            second = weighted_choice(others, [one.weight for one in others], self._random)
         return first if _business(first) <= _business(second) else second
 
 
@@ -204,7 +208,7 @@ POLICIES: dict[str, Callable[[Random], Policy]] = {
 }
 
 
-def policy_of(name: str, random: Random) -> Policy:
+def balancing_policy(name: str, random: Random) -> Policy:
     """Return a new policy by its name; `random` supplies its draws.
 
     Raises `InvalidValue` for an unknown name.
@@ -214,3 +218,213 @@ def policy_of(name: str, random: Random) -> Policy:
     except KeyError:
         known = ", ".join(POLICIES)
         raise InvalidValue(f"no policy is called {name!r}; there are {known}") from None
+
+
+# -- availability_index --
+# The availability index: how available each server is, in percent of all (TAPAS §2.2.3).
+#
+#     index_i = mean of  100·(1/RT_i)/Σ(1/RT_j),  100·TP_i/ΣTP_j,  100·Mem_i/ΣMem_j
+#
+# The paper divides RT_i by ΣRT, which is not a share, and its text says median where its formula is
+# the mean. The indexes add up to 100.
+#
+# A factor that was measured for some servers only takes the mean of the measured ones for the rest.
+# A
+# server without any measurement therefore gets an average index and is neither avoided nor flooded
+# with requests. If nothing was measured, every server gets an even share.
+
+
+@dataclass(frozen=True)
+class ServerSample:
+    """Measurements of one server. `None` means not measured."""
+
+    response_time_s: float | None = None
+    throughput_per_s: float | None = None
+    free_memory_bytes: float | None = None
+
+
+# Smaller response times do not differ, and 0 from a coarse clock must not be divided by.
+_RESPONSE_TIME_S_LEAST = 1e-6
+
+
+def availability_index(samples: Mapping[str, ServerSample]) -> dict[str, float]:
+    """Return the index of every server by name. The indexes are above 0 and add up to 100."""
+    if not samples:
+        return {}
+    even = 100.0 / len(samples)
+    factors = [
+        _shares(
+            {
+                name: None
+                if one.response_time_s is None
+                # A coarse clock may measure 0.
+                else 1.0 / max(one.response_time_s, _RESPONSE_TIME_S_LEAST)
+                for name, one in samples.items()
+            }
+        ),
+        _shares({name: one.throughput_per_s for name, one in samples.items()}),
+        _shares({name: one.free_memory_bytes for name, one in samples.items()}),
+    ]
+    known = [factor for factor in factors if factor is not None]
+    if not known:
+        return dict.fromkeys(samples, even)
+    return {name: sum(factor[name] for factor in known) / len(known) for name in samples}
+
+
+def _shares(values: Mapping[str, float | None]) -> dict[str, float] | None:
+    """Return each server's part in percent, or `None` if none is measured.
+
+    Unmeasured servers get the mean of the measured ones.
+    """
+    measured = [value for value in values.values() if value is not None and value >= 0.0]
+    total = sum(measured)
+    if not total > 0.0 or total == float("inf"):
+        return None
+    mean = total / len(measured)
+    filled = {
+        name: value if value is not None and value >= 0.0 else mean
+        for name, value in values.items()
+    }
+    whole = sum(filled.values())
+    return {name: 100.0 * value / whole for name, value in filled.items()}
+
+
+# -- ejection --
+# Outlier ejection: servers that get no requests for a while, and their gradual return.
+#
+# A server is ejected when `failures_to_eject` requests in a row failed, when it refuses
+# connections, or when its health checks fail. It stays ejected for `base_s · 2^(ejections − 1)`, at
+# most `most_s`. If it is checked actively, a check must also pass. Then its weight grows from
+# `first_share` to 1 within `return_s`. A failure during the return ejects it again, for longer.
+#
+#     HEALTHY   ── failed (n in a row), refused, check failed ──▶ EJECTED
+#     EJECTED   ── time is up and checks pass ──▶ RETURNING
+#     RETURNING ── failed once, refused, check failed ──▶ EJECTED
+#     RETURNING ── return_s without a failure ──▶ HEALTHY
+#
+# Failures may come from a load that slows down all servers. So failed requests, and checks without
+# an
+# answer in time, eject at most `share_max` of the servers. The caller, which knows all servers,
+# checks this limit and passes `may_eject`. A refused connection, or a wrong answer to a check, does
+# not come from load and always counts.
+
+
+class ServerState(Enum):
+    """The state of a server."""
+
+    HEALTHY = "healthy"
+    EJECTED = "ejected"
+    RETURNING = "returning"
+
+
+@dataclass(frozen=True)
+class EjectionSettings:
+    """The settings of outlier ejection."""
+
+    # Failed requests in a row, and the duration of the first ejection and of the longest.
+    failures_to_eject: int = 3
+    base_s: float = 1.0
+    most_s: float = 30.0
+    # Duration of the return, and the fraction of the weight at its beginning.
+    return_s: float = 5.0
+    first_share: float = 0.1
+    # Largest fraction of the servers that failures may eject.
+    share_max: float = 0.5
+    # Checks in a row that eject a server, and that let it return.
+    checks_to_eject: int = 2
+    checks_to_return: int = 1
+
+
+class OutlierEjection:
+    """The state of one server. The caller passes the time to every method."""
+
+    __slots__ = (
+        "_checks_failed",
+        "_checks_passed",
+        "_ejections",
+        "_failures",
+        "_since",
+        "_until",
+        "checked",
+        "settings",
+        "standing",
+        "why",
+    )
+
+    def __init__(self, settings: EjectionSettings, *, checked: bool = False) -> None:
+        self.settings = settings
+        # Whether the server is checked actively, so that a check must pass before it returns.
+        self.checked = checked
+        self.standing = ServerState.HEALTHY
+        self.why = ""
+        self._failures = 0
+        self._checks_failed = 0
+        self._checks_passed = 0
+        self._ejections = 0
+        self._since = 0.0
+        self._until = 0.0
+
+    def share(self, now: float) -> float:
+        """Return the fraction of its weight that the server has now, from 0 to 1."""
+        if self.standing is ServerState.HEALTHY:
+            return 1.0
+        if self.standing is ServerState.EJECTED:
+            return 0.0
+        first = self.settings.first_share
+        grown = (now - self._since) / self.settings.return_s
+        return min(first + (1.0 - first) * max(grown, 0.0), 1.0)
+
+    def succeeded(self) -> None:
+        self._failures = 0
+
+    def failed(self, now: float, why: str, *, may_eject: bool = True) -> None:
+        """Record a failed request."""
+        if self.standing is ServerState.EJECTED:
+            return
+        self._failures += 1
+        enough = 1 if self.standing is ServerState.RETURNING else self.settings.failures_to_eject
+        if self._failures >= enough and may_eject:
+            self._eject(now, why)
+
+    def refused(self, now: float, why: str) -> None:
+        """Record a refused connection; it ejects the server at once."""
+        if self.standing is not ServerState.EJECTED:
+            self._eject(now, why)
+
+    def check_passed(self, now: float) -> None:
+        self._checks_failed = 0
+        self._checks_passed += 1
+        self.tick(now)
+
+    def check_failed(self, now: float, why: str, *, may_eject: bool = True) -> None:
+        self._checks_passed = 0
+        self._checks_failed += 1
+        if self._checks_failed >= self.settings.checks_to_eject:
+            if self.standing is ServerState.EJECTED:
+                self.why = why
+            elif may_eject:
+                self._eject(now, why)
+
+    def tick(self, now: float) -> None:
+        """Advance the state by the passing of time."""
+        if self.standing is ServerState.EJECTED:
+            well = not self.checked or self._checks_passed >= self.settings.checks_to_return
+            if well and now >= self._until:
+                self.standing = ServerState.RETURNING
+                self._since = now
+                self._failures = 0
+        elif self.standing is ServerState.RETURNING and now >= self._since + self.settings.return_s:
+            self.standing = ServerState.HEALTHY
+            self.why = ""
+            # After a complete return the next ejection counts as the first one.
+            self._ejections = 0
+            self._failures = 0
+
+    def _eject(self, now: float, why: str) -> None:
+        self.standing = ServerState.EJECTED
+        self.why = why
+        self._ejections += 1
+        self._checks_passed = 0
+        # Bound the exponent: a server that is away for a year would overflow it.
+        longer = 2.0 ** min(self._ejections - 1, 30)
+        self._until = now + min(self.settings.base_s * longer, self.settings.most_s)

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from tidegate.core.replication import Role
+from tidegate.core.topology import MemberRole
 
 # Capacity of a replica until it has been learned: the paper's best mix, 1 producer and 2 consumers.
 CAPACITY_CLIENTS = 3.0
@@ -37,7 +37,7 @@ CAPACITY_CLIENTS = 3.0
 RESOURCE_ROOM = 0.8
 
 
-class Standing(NamedTuple):
+class ReplicaLoad(NamedTuple):
     """A replica as the election reads it."""
 
     number: int
@@ -63,20 +63,20 @@ class Standing(NamedTuple):
         """Whether the replica has no clients and no messages, ready or unacknowledged."""
         return not (self.clients or self.messages)
 
-    def of(self, role: Role) -> int:
-        return self.producers if role is Role.PRODUCER else self.consumers
+    def of(self, role: MemberRole) -> int:
+        return self.producers if role is MemberRole.PRODUCER else self.consumers
 
 
-class Transfer(NamedTuple):
+class ClientTransfer(NamedTuple):
     """Clients of one role to move from `source` to `target`."""
 
-    role: Role
+    role: MemberRole
     source: int
     target: int
     clients: int
 
 
-class Change(NamedTuple):
+class ElectionChange(NamedTuple):
     """The change that a join, a leave or a periodic check asks for. `None` means no such step."""
 
     # Replica for the client. If `create` is set, the client goes to the new replica instead.
@@ -90,7 +90,7 @@ class Change(NamedTuple):
     rule: str = ""
 
 
-def load(replicas: Iterable[Standing], resource_load: float = 0.0) -> float:
+def election_load(replicas: Iterable[ReplicaLoad], resource_load: float = 0.0) -> float:
     """Return L_c: clients relative to the unmarked capacity, or `resource_load` if that is larger.
 
     Without unmarked capacity the load is infinite if there are clients.
@@ -106,7 +106,7 @@ def load(replicas: Iterable[Standing], resource_load: float = 0.0) -> float:
     return max(clients / capacity, resource_load)
 
 
-def elect(role: Role, replicas: Iterable[Standing]) -> int | None:
+def elect(role: MemberRole, replicas: Iterable[ReplicaLoad]) -> int | None:
     """Return the number of the replica for a new client of `role`, or `None` if all are marked."""
     open_ = [one for one in replicas if not one.marked]
     if not open_:
@@ -123,7 +123,7 @@ def elect(role: Role, replicas: Iterable[Standing]) -> int | None:
     ).number
 
 
-def removable(replicas: Sequence[Standing], resource_load: float = 0.0) -> int | None:
+def removable(replicas: Sequence[ReplicaLoad], resource_load: float = 0.0) -> int | None:
     """Return the replica that can be removed without overloading the rest, or `None`.
 
     A replica qualifies if C_i ≤ ΣC − (N + M) and the resource load stays below `RESOURCE_ROOM`
@@ -146,64 +146,70 @@ def removable(replicas: Sequence[Standing], resource_load: float = 0.0) -> int |
 
 
 def on_join(
-    role: Role, replicas: Sequence[Standing], *, inhibited: bool = False, resource_load: float = 0.0
-) -> Change:
+    role: MemberRole,
+    replicas: Sequence[ReplicaLoad],
+    *,
+    inhibited: bool = False,
+    resource_load: float = 0.0,
+) -> ElectionChange:
     """Decide what happens before a client of `role` joins (algorithm 1 of the paper)."""
-    if not inhibited and load(replicas, resource_load) >= 1.0:
+    if not inhibited and election_load(replicas, resource_load) >= 1.0:
         marked = _to_unmark(replicas)
         if marked is None:
-            return Change(create=True, inhibit=True, rule="R5: L_c ≥ 1, a new replica")
+            return ElectionChange(create=True, inhibit=True, rule="R5: L_c ≥ 1, a new replica")
         opened = [one._replace(marked=False) if one.number == marked else one for one in replicas]
-        return Change(
+        return ElectionChange(
             elected=elect(role, opened),
             unmark=marked,
             inhibit=True,
             rule="R5: L_c ≥ 1, a marked replica stays",
         )
-    return Change(elected=elect(role, replicas), rule="elected")
+    return ElectionChange(elected=elect(role, replicas), rule="elected")
 
 
 def on_leave(
     number: int,
-    replicas: Sequence[Standing],
+    replicas: Sequence[ReplicaLoad],
     *,
     inhibited: bool = False,
     resource_load: float = 0.0,
-) -> Change:
+) -> ElectionChange:
     """Decide what happens after a replica lost a client or its last message (algorithm 2)."""
     left = next((one for one in replicas if one.number == number), None)
     if left is not None and left.marked and left.is_empty and len(replicas) > 1:
-        return Change(remove=number, inhibit=True, rule="marked and empty")
-    if not inhibited and load(replicas, resource_load) < 1.0:
+        return ElectionChange(remove=number, inhibit=True, rule="marked and empty")
+    if not inhibited and election_load(replicas, resource_load) < 1.0:
         mark = removable(replicas, resource_load)
         if mark is not None:
-            return Change(mark=mark, rule="R6: L_c < 1, C_i ≤ ΣC − (N + M)")
-    return Change(rule="nothing to change")
+            return ElectionChange(mark=mark, rule="R6: L_c < 1, C_i ≤ ΣC − (N + M)")
+    return ElectionChange(rule="nothing to change")
 
 
-def provision(
-    replicas: Sequence[Standing], *, inhibited: bool = False, resource_load: float = 0.0
-) -> Change:
+def capacity_change(
+    replicas: Sequence[ReplicaLoad], *, inhibited: bool = False, resource_load: float = 0.0
+) -> ElectionChange:
     """Apply R5 and R6 once per period, after joins and leaves have happened.
 
     A join tests L_c ≥ 1 before its client counts. Afterwards the same test is L_c > 1.
     """
     if inhibited:
-        return Change(rule="inhibited")
-    whole = load(replicas, resource_load)
+        return ElectionChange(rule="inhibited")
+    whole = election_load(replicas, resource_load)
     if whole > 1.0:
         marked = _to_unmark(replicas)
         if marked is not None:
-            return Change(unmark=marked, inhibit=True, rule="R5: L_c > 1, a marked replica stays")
-        return Change(create=True, inhibit=True, rule="R5: L_c > 1")
+            return ElectionChange(
+                unmark=marked, inhibit=True, rule="R5: L_c > 1, a marked replica stays"
+            )
+        return ElectionChange(create=True, inhibit=True, rule="R5: L_c > 1")
     if whole < 1.0:
         mark = removable(replicas, resource_load)
         if mark is not None:
-            return Change(mark=mark, rule="R6: L_c < 1, C_i ≤ ΣC − (N + M)")
-    return Change(rule="L_c within its bounds")
+            return ElectionChange(mark=mark, rule="R6: L_c < 1, C_i ≤ ΣC − (N + M)")
+    return ElectionChange(rule="L_c within its bounds")
 
 
-def transfers(role: Role, replicas: Sequence[Standing]) -> list[Transfer]:
+def client_transfers(role: MemberRole, replicas: Sequence[ReplicaLoad]) -> list[ClientTransfer]:
     """Return the moves of connected clients that R1 and R2 ask for.
 
     All clients leave marked replicas. Between unmarked replicas a client moves only if that
@@ -241,7 +247,9 @@ def transfers(role: Role, replicas: Sequence[Standing]) -> list[Transfer]:
         heappush(needy, (_rounded(over[source]), source))
         give(source, target)
         heappush(full, (-_rounded(over[target]), target))
-    return [Transfer(role, source, target, count) for (source, target), count in moves.items()]
+    return [
+        ClientTransfer(role, source, target, count) for (source, target), count in moves.items()
+    ]
 
 
 def _first_true(heap: list[tuple[float, int]], over: dict[int, float], sign: float) -> int:
@@ -254,7 +262,7 @@ def _first_true(heap: list[tuple[float, int]], over: dict[int, float], sign: flo
     return heap[0][1]
 
 
-def _to_unmark(replicas: Iterable[Standing]) -> int | None:
+def _to_unmark(replicas: Iterable[ReplicaLoad]) -> int | None:
     """Return the marked replica with the most clients, or `None` if no replica is marked."""
     marked = [one for one in replicas if one.marked]
     if not marked:

@@ -45,12 +45,12 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tidegate.laws.elasticity import LoadLaw
-from tidegate.laws.wish import Situation, Wish
+from tidegate.laws.scaling import Proposal, QueueSituation
+from tidegate.laws.scaling.load import LoadLaw
 
 
 @dataclass(frozen=True)
-class FeedForward:
+class FeedForwardSettings:
     """The settings of the policy "feed-forward". The defaults were found by simulation."""
 
     # Time constants of the averages that give level and trend, in seconds.
@@ -89,17 +89,17 @@ class FeedForward:
     down_room: float = 0.15
 
 
-DEFAULT_FEED_FORWARD = FeedForward()
+DEFAULT_FEED_FORWARD = FeedForwardSettings()
 # A warm machine is the reserve, seconds away. It also replaces quickly a replica removed too early.
-WARM_FEED_FORWARD = FeedForward(spare=-0.2, foresee=0.0, down_s=30.0, down_room=0.05)
+WARM_FEED_FORWARD = FeedForwardSettings(spare=-0.2, foresee=0.0, down_s=30.0, down_room=0.05)
 
 
-def feed_forward_for(*, keeps_warm: bool) -> FeedForward:
+def feed_forward_for(*, keeps_warm: bool) -> FeedForwardSettings:
     """Return the settings that suit a queue with or without a warm machine."""
     return WARM_FEED_FORWARD if keeps_warm else DEFAULT_FEED_FORWARD
 
 
-class Rates(NamedTuple):
+class RateEstimate(NamedTuple):
     """The arrival rate, its trend, and the standard error of the level."""
 
     level_per_s: float
@@ -122,7 +122,7 @@ class _Averages(NamedTuple):
 class RateFilter:
     """A `RateFilter` estimates level and trend of a noisy rate."""
 
-    def __init__(self, setting: FeedForward = DEFAULT_FEED_FORWARD) -> None:
+    def __init__(self, setting: FeedForwardSettings = DEFAULT_FEED_FORWARD) -> None:
         self._set = setting
         self._at: float | None = None
         self._last = 0.0
@@ -133,14 +133,14 @@ class RateFilter:
         self._before: _Averages | None = None
         self._rising_since: float | None = None
 
-    def step(self, at: float, rate_per_s: float) -> Rates:
+    def step(self, at: float, rate_per_s: float) -> RateEstimate:
         """Add the next measurement and return the estimate."""
         if self._at is None:
             self._at = at
             self._last = self._level = self._fast = self._slow = rate_per_s
             # Messages that arrive at random (Poisson) have a variance equal to their number.
             self._noise2 = rate_per_s
-            return Rates(rate_per_s, 0.0)
+            return RateEstimate(rate_per_s, 0.0)
         passed_s = max(at - self._at, 0.0)
         if at < self._at:
             self._rising_since = None
@@ -167,10 +167,10 @@ class RateFilter:
         elif self._rising_since is None:
             self._rising_since = at
         if abs(difference) <= self._set.significant * error:
-            return Rates(self._level, 0.0, off)
+            return RateEstimate(self._level, 0.0, off)
         trend = difference / (self._set.slow_s - self._set.fast_s)
         rising_s = 0.0 if self._rising_since is None else at - self._rising_since
-        return Rates(max(self._level + trend * self._set.level_s, 0.0), trend, off, rising_s)
+        return RateEstimate(max(self._level + trend * self._set.level_s, 0.0), trend, off, rising_s)
 
     def _follow_leap(self, rate_per_s: float) -> None:
         """Shift all averages if a second rate in a row is far off the level on the same side."""
@@ -205,7 +205,7 @@ class _Need(NamedTuple):
 class FeedForwardLaw:
     """A `FeedForwardLaw` orders by predicted arrival rate, and corrects by backlog and age."""
 
-    def __init__(self, setting: FeedForward | None = None) -> None:
+    def __init__(self, setting: FeedForwardSettings | None = None) -> None:
         # `None` selects the settings by whether a machine is kept warm.
         self._given = setting
         self._set = setting or DEFAULT_FEED_FORWARD
@@ -216,7 +216,7 @@ class FeedForwardLaw:
         # Maximum of a sliding window: the largest `needed` first, later smaller ones behind it.
         self._needed: deque[tuple[float, float]] = deque()
 
-    def step(self, now: Situation) -> Wish:
+    def step(self, now: QueueSituation) -> Proposal:
         """Return the number of replicas that the time ahead needs."""
         self._set = self._given or feed_forward_for(keeps_warm=now.keeps_warm)
         rates = self._filter.step(now.at, now.arrived_per_s)
@@ -240,7 +240,7 @@ class FeedForwardLaw:
             f"replica, {need.replicas:.2f} replicas are needed in {need.within_s:.0f} s"
         )
         if need.wanted > count:
-            return Wish(
+            return Proposal(
                 need.wanted,
                 "needed > replicas",
                 f"{text}; there are {count}.",
@@ -249,7 +249,7 @@ class FeedForwardLaw:
             )
         return self._maybe_down(now, rates, usable, need.spare, text)
 
-    def _need(self, now: Situation, rates: Rates, capacity: float) -> _Need:
+    def _need(self, now: QueueSituation, rates: RateEstimate, capacity: float) -> _Need:
         """Compute the need when a free slot would serve, or after a boot if slots run out."""
         usable = self._set.busy * capacity
         excess = max(now.waiting - self._set.calm * now.max_load * max(now.serving, 1), 0.0)
@@ -274,8 +274,8 @@ class FeedForwardLaw:
         return _Need(needed, within_s, wanted, behind, spare)
 
     def _maybe_down(
-        self, now: Situation, rates: Rates, usable: float, spare: float, text: str
-    ) -> Wish:
+        self, now: QueueSituation, rates: RateEstimate, usable: float, spare: float, text: str
+    ) -> Proposal:
         count, peak = now.replicas, self._needed[0][1]
         # Noise is subtracted before a replica is added, but not before one is removed.
         whole, fits = rates._replace(error_per_s=0.0), count
@@ -285,14 +285,14 @@ class FeedForwardLaw:
         kept = max(self._set.spare, 0.0)
         bar = self._full_at(count - slots, usable, kept) - self._set.down_room * usable
         if fits < count and not now.draining:
-            return Wish(
+            return Proposal(
                 fits,
                 "needed < replicas − room",
                 f"{text}, and {peak:.2f} at most in the last {self._set.down_s:.0f} s: "
                 f"{fits} of {count} are enough.",
                 f"Above {bar:.0f} msg/s within that time all would have stayed.",
             )
-        return Wish(
+        return Proposal(
             count,
             "needed ≈ replicas",
             f"{text}; there are {count}, and {peak:.2f} were needed at most in the last "
@@ -305,7 +305,7 @@ class FeedForwardLaw:
             ),
         )
 
-    def _are_enough(self, left: Situation, rates: Rates, peak_per_s: float) -> bool:
+    def _are_enough(self, left: QueueSituation, rates: RateEstimate, peak_per_s: float) -> bool:
         """Return whether the remaining replicas suffice now and at the recent peak, with room."""
         capacity = left.capacity_per_s
         if capacity is None or not capacity > 0.0:
@@ -317,7 +317,7 @@ class FeedForwardLaw:
             left.replicas
         )
 
-    def _whole(self, needed: float, now: Situation, spare: float) -> int:
+    def _whole(self, needed: float, now: QueueSituation, spare: float) -> int:
         """Return the number of replicas to have: `needed` plus the reserve, in whole machines."""
         # An idle queue needs no reserve. A queue that keeps one replica busy needs all of it.
         count = math.ceil(needed + spare * min(max(needed, 0.0), 1.0) - 1e-9)
@@ -330,7 +330,7 @@ class FeedForwardLaw:
         needed = count - spare if count >= 1.0 + spare else count / (1.0 + spare)
         return max(needed, 0.0) * usable
 
-    def _without_capacity(self, now: Situation) -> Wish:
+    def _without_capacity(self, now: QueueSituation) -> Proposal:
         """Use the policy "load" until a replica has been measured at its limit."""
         wish = self._load_law.step(now)
         return wish._replace(
@@ -340,11 +340,11 @@ class FeedForwardLaw:
             + wish.otherwise,
         )
 
-    def _ahead(self, rates: Rates, lead_s: float) -> float:
+    def _ahead(self, rates: RateEstimate, lead_s: float) -> float:
         growth = max(rates.trend_per_s2, 0.0) * min(lead_s, rates.rising_s)
         return rates.level_per_s + growth
 
-    def _feel_age(self, now: Situation, capacity: float, passed_s: float) -> None:
+    def _feel_age(self, now: QueueSituation, capacity: float, passed_s: float) -> None:
         tolerated_s = now.max_load / capacity
         limit_s = self._set.age_part * tolerated_s
         if now.oldest_age_s > limit_s > 0.0:

@@ -37,19 +37,19 @@ from dataclasses import dataclass
 from statistics import fmean, linear_regression
 from typing import NamedTuple
 
-from tidegate.laws.wish import Situation, Wish
+from tidegate.laws.scaling import Proposal, QueueSituation
 
 REMEMBERED_S = 3600.0
 # Samples from which growth is estimated, and the multiple of its standard error that it must
 # exceed.
-LOOKS = 6
+GROWTH_SAMPLES = 6
 SIGNIFICANT = 4.0
 # A gap longer than this multiple of the previous gap clears the samples for growth.
 _GAP_MAX = 10.0
 
 
 @dataclass(frozen=True)
-class Elasticity:
+class LoadLawSettings:
     """The settings of the policy "load"."""
 
     # Fraction by which the arrival rate must fall before a cancelled plan is tried again.
@@ -61,10 +61,10 @@ class Elasticity:
     looks_ahead: bool = True
 
 
-DEFAULT_ELASTICITY = Elasticity()
+DEFAULT_LOAD_LAW_SETTINGS = LoadLawSettings()
 
 
-class TooFew(NamedTuple):
+class UndersizedRate(NamedTuple):
     """The arrival rate at which a number of replicas was too few, and until when that counts."""
 
     arrived_per_s: float
@@ -75,13 +75,13 @@ class TooFew(NamedTuple):
 class LoadLaw:
     """A `LoadLaw` keeps the average load between min_load and max_load."""
 
-    def __init__(self, elasticity: Elasticity = DEFAULT_ELASTICITY) -> None:
+    def __init__(self, elasticity: LoadLawSettings = DEFAULT_LOAD_LAW_SETTINGS) -> None:
         self._set = elasticity
         # Keyed by number of replicas.
-        self._too_few: dict[int, TooFew] = {}
-        self._waited: deque[tuple[float, int]] = deque(maxlen=LOOKS)
+        self._too_few: dict[int, UndersizedRate] = {}
+        self._waited: deque[tuple[float, int]] = deque(maxlen=GROWTH_SAMPLES)
 
-    def step(self, now: Situation) -> Wish:
+    def step(self, now: QueueSituation) -> Proposal:
         """Return the number of replicas for the next period."""
         count = now.replicas
         load = now.average_load
@@ -91,7 +91,7 @@ class LoadLaw:
             return self._above(now, count, "avg_load > max_load", seen)
         if now.draining and load > now.min_load:
             self._note(now, count)
-            return Wish(
+            return Proposal(
                 count + now.draining,
                 "avg_load > min_load: plan cancelled",
                 f"The average load rose to {load:.0f} messages, above min_load {now.min_load:g}, "
@@ -107,7 +107,7 @@ class LoadLaw:
             return self._above(now, count, "avg_load > max_load soon", seen)
         if load < now.min_load:
             return self._below(now, count, load)
-        return Wish(
+        return Proposal(
             count,
             "min_load ≤ avg_load ≤ max_load",
             f"The average load of {load:.0f} messages lies between min_load {now.min_load:g} and "
@@ -116,13 +116,13 @@ class LoadLaw:
             f"{now.min_load:g} one would have begun to go.",
         )
 
-    def _soon(self, now: Situation) -> float:
+    def _soon(self, now: QueueSituation) -> float:
         """Return the average load at the time when a replica added now would serve."""
         last = self._waited
         if last and not self._goes_on(now.at):
             last.clear()
         last.append((now.at, now.waiting))
-        if not self._set.looks_ahead or len(last) < LOOKS:
+        if not self._set.looks_ahead or len(last) < GROWTH_SAMPLES:
             return now.average_load
         grown = growth_per_s(last) * (now.start_s + last[-1][0] - last[-2][0])
         return now._replace(waiting=now.waiting + round(min(grown, now.waiting))).average_load
@@ -133,17 +133,17 @@ class LoadLaw:
         gap_s = at - last[-1][0]
         return gap_s > 0.0 and (len(last) < 2 or gap_s <= _GAP_MAX * (last[-1][0] - last[-2][0]))
 
-    def _above(self, now: Situation, count: int, rule: str, seen: str) -> Wish:
+    def _above(self, now: QueueSituation, count: int, rule: str, seen: str) -> Proposal:
         if now.draining:
             self._note(now, count)
-            return Wish(
+            return Proposal(
                 count + now.draining,
                 f"{rule}: plan cancelled",
                 f"{seen}, while a replica is going: it stays.",
                 f"At or below min_load {now.min_load:g} the removal would have gone on.",
             )
         if now.inhibited:
-            return Wish(
+            return Proposal(
                 count,
                 "held: inhibited",
                 f"{seen}, but the last scale-up is still to show what it does.",
@@ -152,24 +152,24 @@ class LoadLaw:
         self._note(now, count)
         more = math.ceil(now.waiting / now.max_load) - count if now.max_load > 0.0 else 1
         more = min(max(more, 1), self._set.step_max)
-        return Wish(
+        return Proposal(
             count + more,
             rule,
             f"{seen}, and nothing is on its way.",
             f"At or below {now.max_load:g} messages, now and soon, nothing would have been added.",
         )
 
-    def _below(self, now: Situation, count: int, load: float) -> Wish:
+    def _below(self, now: QueueSituation, count: int, load: float) -> Proposal:
         seen = f"The average load is {load:.0f} messages, below min_load {now.min_load:g}"
         if now.draining:
-            return Wish(
+            return Proposal(
                 count,
                 "avg_load < min_load: plan goes on",
                 f"{seen}, and a replica is already going.",
                 f"Above {now.min_load:g} messages it would stay.",
             )
         if not count:
-            return Wish(
+            return Proposal(
                 0,
                 "avg_load < min_load",
                 f"{seen}, and there is no replica that could go.",
@@ -178,21 +178,21 @@ class LoadLaw:
         known = self._too_few.get(count - 1)
         bar = self._bar(known) if known else math.inf
         if known is not None and now.at < known.until and now.arrived_per_s >= bar:
-            return Wish(
+            return Proposal(
                 count,
                 "held: backed off",
                 f"{seen}, but {count - 1} replicas were too few at {known.arrived_per_s:.0f} msg/s "
                 f"and {now.arrived_per_s:.0f} msg/s arrive now.",
                 f"Below {bar:.0f} msg/s, or in {known.until - now.at:.0f} s, it is tried again.",
             )
-        return Wish(
+        return Proposal(
             count - 1,
             "avg_load < min_load",
             f"{seen}: the last added replica is to go, a step of its share each period.",
             f"At or above {now.min_load:g} messages all would stay.",
         )
 
-    def _note(self, now: Situation, count: int) -> None:
+    def _note(self, now: QueueSituation, count: int) -> None:
         """Remember that `count` replicas were too few at this arrival rate.
 
         Does nothing while an old backlog is worked off, when arrivals are below consumption.
@@ -209,9 +209,9 @@ class LoadLaw:
         if known is None or now.at >= known.until or now.arrived_per_s < self._bar(known):
             times += 1
         lasts_s = self._set.remembered_s * 2.0 ** min(times - 1, 10)
-        self._too_few[count] = TooFew(now.arrived_per_s, now.at + lasts_s, times)
+        self._too_few[count] = UndersizedRate(now.arrived_per_s, now.at + lasts_s, times)
 
-    def _bar(self, known: TooFew) -> float:
+    def _bar(self, known: UndersizedRate) -> float:
         """Return the arrival rate below which the number of replicas is tried again."""
         return known.arrived_per_s * (1.0 - self._set.fall)
 
@@ -231,3 +231,102 @@ def growth_per_s(looks: Sequence[tuple[float, int]]) -> float:
     middle = fmean(times)
     error = math.sqrt(left_over / (len(looks) - 2) / sum((at - middle) ** 2 for at in times))
     return slope if slope > SIGNIFICANT * error else 0.0
+
+
+# -- length_target --
+# The policy "length": the number of replicas that KEDA and the Kubernetes HPA would choose.
+#
+#     desired = ceil(messages / queue_length)
+#
+# The law follows KEDA and the Kubernetes autoscaler (HPA):
+# - Messages are the ready and the unacknowledged ones, as KEDA's scaler for RabbitMQ counts by
+#   default.
+# - The queue is polled once per polling interval (KEDA: 30 s); the proposal is unchanged in
+# between.
+# - A ratio messages / (replicas · queue_length) within 10 % of 1 changes nothing (HPA's tolerance).
+# - A scale-up is immediate, to at most twice the replicas or four more (HPA's default policies).
+# - A scale-in goes to the largest number desired within the last 300 s (HPA's stabilisation window,
+#   here `cooldown_period`).
+# - On the first poll the current number of replicas counts as desired until then.
+# - Only the step from one replica to none is KEDA's own: after `cooldown_period` without a message.
+#
+# The weakness of the policy: an empty queue may be empty because just enough replicas keep it so.
+# The
+# law removes them, the queue fills, and the replicas come back.
+
+
+POLLING_S = 30.0
+STABILISATION_S = 300.0
+TOLERANCE = 0.1
+# HPA's default scale-up policies; the larger result of the two counts.
+UP_FACTOR = 2
+UP_MORE = 4
+
+
+class LengthLaw:
+    """A `LengthLaw` divides the number of messages by a target, once per polling interval."""
+
+    def __init__(
+        self,
+        queue_length: float,
+        *,
+        polling_s: float = POLLING_S,
+        stabilisation_s: float = STABILISATION_S,
+    ) -> None:
+        if not queue_length > 0.0:
+            raise ValueError(f"queue_length is above 0 messages per replica, not {queue_length}")
+        self._queue_length = queue_length
+        self._polling_s = polling_s
+        self._stabilisation_s = stabilisation_s
+        self._polled_at = -math.inf
+        self._active_at = -math.inf
+        self._wish: Proposal | None = None
+        # Desired numbers within the window as (time, number): the largest first, later smaller ones
+        # behind it.
+        self._desired: deque[tuple[float, int]] = deque()
+
+    def step(self, now: QueueSituation) -> Proposal:
+        """Return the proposal of the last poll, and poll again if the interval has passed."""
+        if self._wish is None or now.at - self._polled_at >= self._polling_s * (1.0 - 1e-9):
+            self._polled_at = now.at
+            self._wish = self._poll(now)
+        return self._wish
+
+    def _poll(self, now: QueueSituation) -> Proposal:
+        messages = now.waiting + now.unacknowledged
+        count = now.replicas
+        window = self._desired
+        if not window:
+            # On the first poll, as HPA does, the current replicas count as desired, because the
+            # time since which the queue has been idle is unknown.
+            window.append((now.at, count))
+            self._active_at = now.at if count else -math.inf
+        if messages:
+            self._active_at = now.at
+        desired = math.ceil(messages / self._queue_length)
+        if desired == 0 and now.at - self._active_at < self._stabilisation_s:
+            desired = 1
+        if count and abs(messages / (count * self._queue_length) - 1.0) <= TOLERANCE:
+            desired = count
+        desired = min(desired, max(count * UP_FACTOR, count + UP_MORE))
+        while window and window[-1][1] <= desired:
+            window.pop()
+        window.append((now.at, desired))
+        while window[0][0] < now.at - self._stabilisation_s:
+            window.popleft()
+        seen = f"{messages} messages for a target of {self._queue_length:g} per replica"
+        if desired >= count:
+            return Proposal(
+                desired,
+                "messages / queue_length",
+                f"{seen} ask for {desired} replicas, and there are {count}.",
+                f"At {count * self._queue_length:g} messages nothing would change.",
+            )
+        stable = min(window[0][1], count)
+        return Proposal(
+            stable,
+            "messages / queue_length" if stable < count else "held: stabilisation window",
+            f"{seen} ask for {desired} replicas; the most that was asked for in the last "
+            f"{self._stabilisation_s:g} s was {window[0][1]}.",
+            f"A scale-in goes no lower than what was asked for within {self._stabilisation_s:g} s.",
+        )

@@ -45,18 +45,18 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tidegate.laws.elasticity import LoadLaw
-from tidegate.laws.feed_forward import FeedForward, RateFilter, Rates
-from tidegate.laws.wish import Situation, Wish
+from tidegate.laws.scaling import Proposal, QueueSituation
+from tidegate.laws.scaling.feed_forward import FeedForwardSettings, RateEstimate, RateFilter
+from tidegate.laws.scaling.load import LoadLaw
 
 # An upper bound far beyond any real number of replicas, so that rounding never meets infinity.
 _MOST = 1_000_000
 # A promise is judged over windows of a few seconds, so a level that lags by five seconds is too
 # slow.
-_RATES = FeedForward(level_s=2.0)
+_RATES = FeedForwardSettings(level_s=2.0)
 
 
-class Pledge(NamedTuple):
+class WaitTarget(NamedTuple):
     """The promises of an agreement, in the terms that the law computes with."""
 
     # The smallest warning point of the promised waits. `None` means that no wait is promised.
@@ -73,7 +73,7 @@ class Pledge(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WaitSizing:
+class WaitLawSettings:
     """The settings of the policy "agreement"."""
 
     # Fraction of the warning point to plan for.
@@ -90,13 +90,13 @@ class WaitSizing:
     down_s: float = 60.0
     # Fraction of a replica that must stay free on the remaining ones after a removal.
     down_room: float = 0.15
-    rates: FeedForward = _RATES
+    rates: FeedForwardSettings = _RATES
 
 
-DEFAULT_WAIT_SIZING = WaitSizing()
+DEFAULT_WAIT_LAW_SETTINGS = WaitLawSettings()
 
 
-def busy_part(pledge: Pledge, capacity_per_s: float, setting: WaitSizing) -> float:
+def usable_part(pledge: WaitTarget, capacity_per_s: float, setting: WaitLawSettings) -> float:
     """Return the fraction of a replica's capacity that may be used without late messages."""
     if pledge.wait_s is None:
         return setting.busy_max
@@ -118,7 +118,9 @@ class _Need(NamedTuple):
 class WaitLaw:
     """A `WaitLaw` sizes a queue by its agreement. The caller may replace the target at any time."""
 
-    def __init__(self, pledge: Pledge, setting: WaitSizing = DEFAULT_WAIT_SIZING) -> None:
+    def __init__(
+        self, pledge: WaitTarget, setting: WaitLawSettings = DEFAULT_WAIT_LAW_SETTINGS
+    ) -> None:
         self.pledge = pledge
         self._set = setting
         self._filter = RateFilter(setting.rates)
@@ -126,7 +128,7 @@ class WaitLaw:
         # Maximum of a sliding window: the largest `needed` first, later smaller ones behind it.
         self._needed: deque[tuple[float, float]] = deque()
 
-    def step(self, now: Situation) -> Wish:
+    def step(self, now: QueueSituation) -> Proposal:
         """Return the number of replicas that the promise needs."""
         rates = self._filter.step(now.at, now.arrived_per_s)
         capacity = now.capacity_per_s
@@ -148,7 +150,7 @@ class WaitLaw:
             self._remember(now.at, count - self._set.down_room)
         self._remember(now.at, horizon)
         if wanted > count:
-            return Wish(
+            return Proposal(
                 wanted,
                 rule,
                 f"{text}; there are {count}.",
@@ -157,9 +159,9 @@ class WaitLaw:
             )
         return self._maybe_down(now, rates, usable, text)
 
-    def _need(self, now: Situation, rates: Rates, capacity: float) -> _Need:
+    def _need(self, now: QueueSituation, rates: RateEstimate, capacity: float) -> _Need:
         """Compute the need when a free slot would serve, or after a boot if slots run out."""
-        usable = busy_part(self.pledge, capacity, self._set) * capacity
+        usable = usable_part(self.pledge, capacity, self._set) * capacity
         # Do not add a replica for what noise alone may have caused.
         unsure = self._set.sure * rates.error_per_s / usable
         needed, within_s = self._needed_in(now.start_s, now, rates, capacity, usable), now.start_s
@@ -171,7 +173,12 @@ class WaitLaw:
         return _Need(needed, within_s, _whole(needed - unsure), usable)
 
     def _needed_in(
-        self, lead_s: float, now: Situation, rates: Rates, capacity: float, usable: float
+        self,
+        lead_s: float,
+        now: QueueSituation,
+        rates: RateEstimate,
+        capacity: float,
+        usable: float,
     ) -> float:
         """Return the replicas that must serve `lead_s` from now."""
         pledge, level = self.pledge, rates.level_per_s
@@ -195,8 +202,8 @@ class WaitLaw:
 
     def _told(
         self,
-        now: Situation,
-        rates: Rates,
+        now: QueueSituation,
+        rates: RateEstimate,
         capacity: float,
         usable: float,
         needed: float,
@@ -216,7 +223,9 @@ class WaitLaw:
             f"msg/s are planned per replica: {needed:.2f} replicas are needed in {horizon_s:.3g} s"
         )
 
-    def _maybe_down(self, now: Situation, rates: Rates, usable: float, text: str) -> Wish:
+    def _maybe_down(
+        self, now: QueueSituation, rates: RateEstimate, usable: float, text: str
+    ) -> Proposal:
         count, peak = now.replicas, self._needed[0][1]
         # Noise is subtracted before a replica is added, but not before one is removed.
         whole, fits = rates._replace(error_per_s=0.0), count
@@ -224,7 +233,7 @@ class WaitLaw:
             fits -= 1
         bar = max((count - 1 - self._set.down_room) * usable, 0.0)
         if fits < count and self.pledge.endangered:
-            return Wish(
+            return Proposal(
                 count,
                 "held: the agreement is in danger",
                 f"{text}; {fits} would be enough, but a window was warned of or breached, and none "
@@ -232,14 +241,14 @@ class WaitLaw:
                 "With a window that is met a replica may go.",
             )
         if fits < count and not now.draining:
-            return Wish(
+            return Proposal(
                 fits,
                 "needed < replicas − room",
                 f"{text}, and {peak:.2f} at most in the last {self._set.down_s:.0f} s: {fits} of "
                 f"{count} are enough.",
                 f"Above {bar:.4g} msg/s within that time all would have stayed.",
             )
-        return Wish(
+        return Proposal(
             count,
             "needed ≈ replicas",
             f"{text}; there are {count}.",
@@ -247,7 +256,7 @@ class WaitLaw:
             f"{self._set.down_s:.0f} s one would go.",
         )
 
-    def _are_enough(self, left: Situation, rates: Rates, peak_per_s: float) -> bool:
+    def _are_enough(self, left: QueueSituation, rates: RateEstimate, peak_per_s: float) -> bool:
         """Return whether the remaining replicas suffice now and at the recent peak, with room."""
         capacity = left.capacity_per_s
         if capacity is None or not capacity > 0.0:
@@ -260,7 +269,7 @@ class WaitLaw:
         aim_s = self._aim_s
         return "any number of" if aim_s is None else f"{count * capacity * aim_s:.0f}"
 
-    def _without_capacity(self, now: Situation) -> Wish:
+    def _without_capacity(self, now: QueueSituation) -> Proposal:
         """Use the policy "load" until a replica has been measured at its limit.
 
         The rate that each replica consumes now replaces its capacity.

@@ -1,14 +1,12 @@
-"""Job `warnings`: where to put the warning points that agreements ask to learn.
+"""Job `compliance`: whether agreements were kept, per window and over the newest period of each.
 
-    samples → readings → steepest          the largest slope of each promise, window to window
-    events reconfigured → took             the mean of a few, the 95th percentile from 20 on
-    (driver) agreement.learned_warnings    margin = 1.25 · slope · time to reconfigure
+    samples.transform(measure_queues(agreements)).transform(judge_windows(agreements))
 
-A warning must come early enough that a reconfiguration ends before the breach. The job therefore
-learns how fast each promise got worse at most, and how long reconfigurations took.
-
-Two metrics have no slope. Throughput falls whenever the load does. Response times of queues are
-sampled, so that the slope between two windows is mostly chance.
+The table `compliance` has a row per agreement and window, `promises` a row per agreement, window
+and metric. `service_levels` has a row per agreement with its error budget. A budget belongs to a
+period. It counts the windows that ended less than a period before the last one, even if `learn`
+looks further back. The verdicts come from `pipeline.promises`, which `watch` uses too; the budget
+is computed by `agreement.evaluation`.
 """
 
 from __future__ import annotations
@@ -16,27 +14,207 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
-from tidegate.agreement.document import Agreement
-from tidegate.agreement.learned_warnings import Lesson, with_learned_warnings, worsening_per_s
-from tidegate.agreement.metrics import PLAIN, Worse
-from tidegate.laws.provisioning import boot_time_s
-from tidegate.pipeline.agreed_samples import QUEUES, SERVICES, Subjects
-from tidegate.pipeline.job import Inputs, Job, Outcome
-from tidegate.pipeline.local_table import frame_of
-from tidegate.pipeline.percentiles import percentiles
-from tidegate.pipeline.promises import governed
-from tidegate.pipeline.transform import Transform
-from tidegate.telemetry.knowledge import Model
+from tidegate.agreements import PLAIN, Worse
+from tidegate.agreements.document import Agreement
+from tidegate.agreements.evaluation import (
+    Verdict,
+    WarningLesson,
+    budget_left,
+    burn_rate,
+    with_learned_warnings,
+    worsening_per_s,
+)
+from tidegate.laws.estimation import boot_time_s
+from tidegate.pipeline.jobs import Job, JobInputs, JobResult, Transform, percentiles
+from tidegate.pipeline.lake import frame_of
+from tidegate.pipeline.promises import (
+    QUEUES,
+    SERVICES,
+    SubjectKind,
+    judge_windows,
+    measure_doors,
+    measure_queues,
+    rows_by_agreement,
+)
+from tidegate.telemetry.models import StoredModel
+
+COMPLIANCE = StructType(
+    [
+        StructField("agreement", StringType()),
+        StructField("window", TimestampType()),
+        StructField("window_s", DoubleType()),
+        StructField("verdict", StringType()),
+    ]
+)
+PROMISES = StructType(
+    [
+        StructField("agreement", StringType()),
+        StructField("window", TimestampType()),
+        StructField("metric", StringType()),
+        # A percentile has `within`, the fraction below the breaching point; other metrics have
+        # `value`.
+        StructField("value", DoubleType()),
+        StructField("within", DoubleType()),
+        StructField("verdict", StringType()),
+    ]
+)
+SERVICE_LEVELS = StructType(
+    [
+        StructField("agreement", StringType()),
+        StructField("from", TimestampType()),
+        StructField("to", TimestampType()),
+        StructField("window_s", DoubleType()),
+        StructField("objective", DoubleType()),
+        StructField("met", LongType()),
+        StructField("warned", LongType()),
+        StructField("breached", LongType()),
+        StructField("no_data", LongType()),
+        StructField("budget_left", DoubleType()),
+        StructField("burn_rate", DoubleType()),
+    ]
+)
+
+
+def each_promise(windows: DataFrame) -> DataFrame:
+    """Return a row for every promise in every window."""
+    return windows.select("agreement", "window", F.inline("promises"))
+
+
+def service_levels(agreements: Sequence[Agreement]) -> Transform:
+    """Return a transform to one row per agreement, also for agreements without any data."""
+
+    def transform(windows: DataFrame) -> DataFrame:
+        declared = windows.sparkSession.createDataFrame(
+            [
+                (one.name, one.window_s, one.objective, one.period_s, one.windows_in_period)
+                for one in agreements
+            ],
+            "agreement string, window_s double, objective double, period_s double, "
+            "windows_in_period double",
+        )
+        counts = (
+            windows.transform(_newest_period(declared))
+            .groupBy("agreement")
+            .agg(
+                F.min("window").alias("from"),
+                F.max("window").alias("last"),
+                F.count("*").alias("windows"),
+                *(F.count_if(F.col("verdict") == v.value).alias(v.value) for v in Verdict),
+            )
+        )
+        # Windows without any sample are absent between the first and the last; count them as no
+        # data.
+        missing = F.round(
+            (F.unix_micros("last") - F.unix_micros("from")) / 1e6 / F.col("window_s")
+            + 1
+            - F.col("windows")
+        )
+        breached = F.coalesce("breached", F.lit(0))
+        seen = F.col("met") + F.col("warned") + F.col("breached")
+        return declared.join(counts, "agreement", "left").select(
+            "agreement",
+            "from",
+            F.timestamp_micros(
+                F.unix_micros("last") + (F.col("window_s") * 1e6).cast("bigint")
+            ).alias("to"),
+            "window_s",
+            "objective",
+            *(F.coalesce(v, F.lit(0)).alias(v) for v in ("met", "warned", "breached")),
+            F.coalesce(F.col("no_data") + missing, F.lit(0)).cast("bigint").alias("no_data"),
+            budget_left(breached, F.col("windows_in_period"), F.col("objective")).alias(
+                "budget_left"
+            ),
+            F.when(seen > 0, burn_rate(F.col("breached"), seen, F.col("objective"))).alias(
+                "burn_rate"
+            ),
+        )
+
+    return transform
+
+
+def _newest_period(declared: DataFrame) -> Transform:
+    """Return a transform that keeps the windows of each agreement's newest period.
+
+    These are the windows that end less than a period before the agreement's last window ends.
+    """
+
+    def transform(windows: DataFrame) -> DataFrame:
+        newest = windows.groupBy("agreement").agg(F.max("window").alias("newest"))
+        periods = declared.select("agreement", "period_s").join(newest, "agreement")
+        age_s = (F.unix_micros("newest") - F.unix_micros("window")) / 1e6
+        return windows.join(F.broadcast(periods), "agreement").where(age_s < F.col("period_s"))
+
+    return transform
+
+
+def run_compliance(inputs: JobInputs) -> JobResult:
+    frames = inputs.frames
+    spark = frames["queue_samples"].sparkSession
+    if not inputs.agreements:
+        return _nothing(spark)
+    parts = []
+    if queues := [one for one in inputs.agreements if one.queue is not None]:
+        sums = frames["queue_samples"].transform(measure_queues(queues, frames["lifecycles"]))
+        parts.append(sums.transform(judge_windows(queues)))
+    if services := [one for one in inputs.agreements if one.http is not None]:
+        sums = frames["http_samples"].transform(measure_doors(services))
+        parts.append(sums.transform(judge_windows(services)))
+    # Compute the windows once: three tables use them.
+    windows = reduce(DataFrame.unionByName, parts).localCheckpoint()
+    return JobResult(
+        {
+            "compliance": windows.select(*COMPLIANCE.names),
+            "promises": windows.transform(each_promise),
+            "service_levels": windows.transform(service_levels(inputs.agreements)),
+        }
+    )
+
+
+def _nothing(spark: SparkSession) -> JobResult:
+    return JobResult({name: spark.createDataFrame([], schema) for name, schema in _WRITES.items()})
+
+
+_WRITES = {"compliance": COMPLIANCE, "promises": PROMISES, "service_levels": SERVICE_LEVELS}
+
+COMPLIANCE_JOB = Job(
+    "compliance",
+    "Met, warned or breached, per agreement and window; error budgets",
+    reads=("queue_samples", "lifecycles", "http_samples"),
+    writes=_WRITES,
+    run=run_compliance,
+)
+
+
+# -- learned_warnings --
+# Job `warnings`: where to put the warning points that agreements ask to learn.
+#
+#     samples → readings → steepest          the largest slope of each promise, window to window
+#     events reconfigured → took             the mean of a few, the 95th percentile from 20 on
+#     (driver) agreement.learned_warnings    margin = 1.25 · slope · time to reconfigure
+#
+# A warning must come early enough that a reconfiguration ends before the breach. The job therefore
+# learns how fast each promise got worse at most, and how long reconfigurations took.
+#
+# Two metrics have no slope. Throughput falls whenever the load does. Response times of queues are
+# sampled, so that the slope between two windows is mostly chance.
+
 
 # With fewer windows the largest slope says little.
 WINDOWS_MIN = 10
 _KEYS = ("number", "begins_us")
 
-SCHEMA = StructType(
+WARNINGS_SCHEMA = StructType(
     [
         StructField("agreement", StringType(), False),
         StructField("metric", StringType(), False),
@@ -54,14 +232,14 @@ SCHEMA = StructType(
 )
 
 
-def readings(agreements: Sequence[Agreement], subjects: Subjects) -> Transform:
+def readings(agreements: Sequence[Agreement], subjects: SubjectKind) -> Transform:
     """Return a transform to the value of every promise in every window.
 
     The columns are the index of the agreement, the start of the window, metric and value.
     """
 
     def transform(samples: DataFrame) -> DataFrame:
-        rows = samples.transform(subjects.worded).transform(governed(agreements, subjects))
+        rows = samples.transform(subjects.worded).transform(rows_by_agreement(agreements, subjects))
         plain = rows.groupBy(*_KEYS).agg(
             F.max("oldest_age_s").alias("oldest_age"),
             F.min("free_memory_bytes").alias("free_memory"),
@@ -135,13 +313,13 @@ def took(events: DataFrame) -> DataFrame:
     )
 
 
-def run(inputs: Inputs) -> Outcome:
+def run_warnings(inputs: JobInputs) -> JobResult:
     """Return a model for each agreement with a warning to learn, and a table of slopes."""
     frames = inputs.frames
     spark = frames["queue_samples"].sparkSession
     agreements = [one for one in inputs.agreements if any(m.learned for m in one.metrics)]
     if not agreements:
-        return Outcome({"learned_warnings": spark.createDataFrame([], SCHEMA)})
+        return JobResult({"learned_warnings": spark.createDataFrame([], WARNINGS_SCHEMA)})
     times_s: dict[str, list[float]] = {}
     for row in frames["events"].transform(took).toArrow().to_pylist():
         times_s.setdefault(row["subject"], []).append(row["duration_s"])
@@ -156,12 +334,14 @@ def run(inputs: Inputs) -> Outcome:
         lessons = [] if helped_s is None else with_learned_warnings(one, known, helped_s)[1]
         rows += _rows(one, of_it, helped_s, {lesson.metric: lesson for lesson in lessons})
         models.append(_model(one, known, of_it, helped_s, how, lessons, inputs))
-    columns = {name: [row[place] for row in rows] for place, name in enumerate(SCHEMA.names)}
-    return Outcome({"learned_warnings": frame_of(spark, SCHEMA, columns)}, models)
+    columns = {
+        name: [row[place] for row in rows] for place, name in enumerate(WARNINGS_SCHEMA.names)
+    }
+    return JobResult({"learned_warnings": frame_of(spark, WARNINGS_SCHEMA, columns)}, models)
 
 
 def _slopes(
-    samples: DataFrame, agreements: Sequence[Agreement], subjects: Subjects
+    samples: DataFrame, agreements: Sequence[Agreement], subjects: SubjectKind
 ) -> dict[tuple[str, str], tuple[float, int]]:
     """Return the slope and the number of windows, by agreement and metric."""
     about = [one for one in agreements if subjects.said(one) is not None]
@@ -202,7 +382,7 @@ def _rows(
     one: Agreement,
     slopes: Mapping[str, tuple[float, int]],
     helped_s: float | None,
-    lessons: Mapping[str, Lesson],
+    lessons: Mapping[str, WarningLesson],
 ) -> list[tuple[object, ...]]:
     found: list[tuple[object, ...]] = []
     for metric in one.metrics:
@@ -230,9 +410,9 @@ def _model(
     slopes: Mapping[str, tuple[float, int]],
     helped_s: float | None,
     how: str,
-    lessons: Sequence[Lesson],
-    inputs: Inputs,
-) -> Model:
+    lessons: Sequence[WarningLesson],
+    inputs: JobInputs,
+) -> StoredModel:
     wanted = [metric.name for metric in one.metrics if metric.learned]
     missing = [name for name in wanted if name not in known]
     reasons = [f"{lesson.metric}: {lesson.because}" for lesson in lessons]
@@ -244,7 +424,7 @@ def _model(
     if helped_s is not None:
         parameters["reconfiguration_s"] = helped_s
     parameters |= {f"warning_{lesson.metric}": lesson.warning for lesson in lessons}
-    return Model(
+    return StoredModel(
         subject=one.name,
         # A model of some of the promises is useful without the others.
         accepted=bool(lessons),
@@ -257,10 +437,10 @@ def _model(
     )
 
 
-JOB = Job(
+WARNINGS_JOB = Job(
     name="warnings",
     says="How fast promises got worse, how long help took, and where to warn",
     reads=("queue_samples", "http_samples", "events"),
-    writes={"learned_warnings": SCHEMA},
-    run=run,
+    writes={"learned_warnings": WARNINGS_SCHEMA},
+    run=run_warnings,
 )

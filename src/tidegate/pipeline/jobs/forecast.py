@@ -31,9 +31,9 @@ from pyspark.sql.types import (
 )
 
 from tidegate.laws.forecasting import Forecast, forecast
-from tidegate.pipeline.job import Inputs, Job, Outcome
-from tidegate.pipeline.local_table import Numbers, frame_of, numbers
-from tidegate.telemetry.knowledge import Model
+from tidegate.pipeline.jobs import Job, JobInputs, JobResult
+from tidegate.pipeline.lake import Numbers, column_numbers, frame_of
+from tidegate.telemetry.models import StoredModel
 
 STEP_S = 60
 STEPS_AHEAD = 60
@@ -99,7 +99,7 @@ def as_series(minutes: DataFrame) -> DataFrame:
 
 
 @dataclass(frozen=True)
-class History:
+class ArrivalHistory:
     """The arrival rates: queues as rows, minutes as columns, NaN where nothing was recorded."""
 
     queues: list[str]
@@ -112,25 +112,25 @@ class History:
         return self.first_minute + int(self.arrived_per_s.shape[1])
 
     @staticmethod
-    def of(series: pa.Table) -> History:
+    def of(series: pa.Table) -> ArrivalHistory:
         """Build the history from the table of `as_series`, without queues that no longer exist."""
         minutes = _flat(series, "minutes").astype(np.int64)
         if not len(minutes):
-            return History([], [], 0, np.empty((0, 0)))
+            return ArrivalHistory([], [], 0, np.empty((0, 0)))
         lengths = [len(one) for one in series.column("minutes")]
         first = int(minutes.min())
         arrived = np.full((series.num_rows, int(minutes.max()) - first + 1), np.nan)
         rows = np.repeat(np.arange(series.num_rows), lengths)
         arrived[rows, minutes - first] = _flat(series, "arrived_per_s")
-        return History(
+        return ArrivalHistory(
             series.column("queue").to_pylist(), series.column("rows").to_pylist(), first, arrived
         ).still_there()
 
-    def still_there(self) -> History:
+    def still_there(self) -> ArrivalHistory:
         """Return the history without queues that were not recorded in the last hour."""
         recent = np.isfinite(self.arrived_per_s[:, -STEPS_AHEAD:])
         kept = [number for number, seen in enumerate(recent.max(axis=1).tolist()) if seen]
-        return History(
+        return ArrivalHistory(
             [self.queues[number] for number in kept],
             [self.rows[number] for number in kept],
             self.first_minute,
@@ -138,21 +138,21 @@ class History:
         )
 
 
-def run(inputs: Inputs) -> Outcome:
+def run(inputs: JobInputs) -> JobResult:
     """Return the forecast of every queue, its history for charts, and a model with its quality."""
     samples = inputs.frames["queue_samples"].where(F.col("at") >= inputs.until - HISTORY_MAX)
-    history = History.of(samples.transform(by_minute).transform(as_series).toArrow())
+    history = ArrivalHistory.of(samples.transform(by_minute).transform(as_series).toArrow())
     session = samples.sparkSession
     if not history.queues:
         nothing: dict[str, list[float]] = {name: [] for name in FORECAST.names + HISTORY.names}
-        return Outcome(
+        return JobResult(
             {
                 "forecast": frame_of(session, FORECAST, nothing),
                 "forecast_history": frame_of(session, HISTORY, nothing),
             }
         )
     found = forecast(history.arrived_per_s, STEPS_AHEAD, SEASONS, CONFIDENCE, STEP_S)
-    return Outcome(
+    return JobResult(
         tables={
             "forecast": frame_of(session, FORECAST, _forecast_columns(history, found)),
             "forecast_history": frame_of(session, HISTORY, _history_columns(history)),
@@ -171,7 +171,7 @@ def offered(found: Forecast) -> tuple[Numbers, Numbers, Numbers]:
     )
 
 
-def _forecast_columns(history: History, found: Forecast) -> dict[str, NDArray[np.generic]]:
+def _forecast_columns(history: ArrivalHistory, found: Forecast) -> dict[str, NDArray[np.generic]]:
     queues = len(history.queues)
     minutes = history.next_minute + np.arange(STEPS_AHEAD)
     expected, low, high = offered(found)
@@ -186,7 +186,7 @@ def _forecast_columns(history: History, found: Forecast) -> dict[str, NDArray[np
     }
 
 
-def _history_columns(history: History) -> dict[str, NDArray[np.generic]]:
+def _history_columns(history: ArrivalHistory) -> dict[str, NDArray[np.generic]]:
     recent = history.arrived_per_s[:HISTORY_SERIES_MAX, -HISTORY_STEPS:]
     queue, minute = np.nonzero(np.isfinite(recent))
     first = history.next_minute - recent.shape[1]
@@ -197,11 +197,11 @@ def _history_columns(history: History) -> dict[str, NDArray[np.generic]]:
     }
 
 
-def _model(history: History, found: Forecast, number: int) -> Model:
+def _model(history: ArrivalHistory, found: Forecast, number: int) -> StoredModel:
     """Return the model of one queue: peak and trough of the next hour, and its quality."""
     expected, low, high = (part[number] for part in offered(found))
     recorded = np.flatnonzero(np.isfinite(history.arrived_per_s[number]))
-    return Model(
+    return StoredModel(
         subject=history.queues[number],
         accepted=bool(found.accepted[number]),
         reason=str(found.reason[number]),
@@ -226,7 +226,7 @@ def _model(history: History, found: Forecast, number: int) -> Model:
 
 
 def _flat(series: pa.Table, name: str) -> Numbers:
-    return numbers(pa.table({name: series.column(name).combine_chunks().flatten()}), name)
+    return column_numbers(pa.table({name: series.column(name).combine_chunks().flatten()}), name)
 
 
 def _times(minutes: NDArray[np.int64]) -> NDArray[np.datetime64]:

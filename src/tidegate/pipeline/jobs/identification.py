@@ -17,10 +17,13 @@ give about twenty blocks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -34,12 +37,174 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from tidegate.laws.identification import Identified
-from tidegate.laws.least_squares import Sums
-from tidegate.laws.linear_range import Shape
-from tidegate.pipeline.consumer_group import ConsumerGroup, Levels, consumer_groups
-from tidegate.pipeline.job import Inputs, Job, Outcome
-from tidegate.pipeline.local_table import Numbers, frame_of
+from tidegate.laws.estimation import IdentifiedModel, LevelSums, Shape, identify_levels
+from tidegate.laws.prefetch.fit import FIELDS, RegressionSums
+from tidegate.pipeline.jobs import Job, JobInputs, JobResult
+from tidegate.pipeline.lake import Numbers, column_numbers, column_seconds, frame_of
+from tidegate.telemetry.models import StoredModel
+
+# -- consumer_group --
+# Consumer groups: sums by prefetch, and the model that the law identifies from them.
+#
+# The input is a table of some dozens of rows per group, into which Spark has aggregated the
+# samples.
+
+
+# The standard deviation of the sampling interval, relative to its mean. a and b belong to one
+# interval, so samples of several intervals give no valid model.
+INTERVAL_VARIATION_MAX = 0.25
+
+
+@dataclass(frozen=True)
+class ConsumerGroup:
+    """A consumer group and its identified model."""
+
+    name: str
+    rows: int
+    found: IdentifiedModel
+    interval_s: float
+    first_s: float
+    last_s: float
+
+    def model(self) -> StoredModel:
+        found = self.found
+        return StoredModel(
+            subject=self.name,
+            accepted=found.accepted,
+            reason=found.reason,
+            parameters={
+                "a": found.a,
+                "b": found.b,
+                "offset_per_s": found.offset_per_s,
+                "prefetch_low": found.linear_range.low,
+                "prefetch_high": found.linear_range.high,
+                "interval_s": self.interval_s,
+            },
+            quality={
+                "r2_train": found.r2_train,
+                "r2_test": found.r2_test,
+                "rmse_train_per_s": found.rmse_train_per_s,
+                "rmse_test_per_s": found.rmse_test_per_s,
+                "rows_train": found.n_train,
+                "rows_test": found.n_test,
+            },
+            rows=self.rows,
+            from_s=self.first_s,
+            to_s=self.last_s,
+        )
+
+
+@dataclass(frozen=True)
+class PrefetchLevels:
+    """The measured arrival rate at each prefetch of each group, over all samples."""
+
+    # The index of the group.
+    group: NDArray[np.int64]
+    prefetch: Numbers
+    n: Numbers
+    mean_per_s: Numbers
+    variance: Numbers
+
+
+def consumer_groups(sums: pa.Table) -> tuple[list[ConsumerGroup], PrefetchLevels]:
+    """Return every group with its model, in the order of names, and the levels of all groups.
+
+    `sums` is the result of `by_level`: a row per group, prefetch and part (fitted or held out).
+    """
+    sums = sums.sort_by([("group", "ascending"), ("prefetch_before", "ascending")])
+    names = sums.column("group").combine_chunks().dictionary_encode()
+    of_group = names.indices.to_numpy().astype(np.int64)
+    begins = np.flatnonzero(np.diff(of_group, prepend=-1))
+    prefetch, held_out = (
+        column_numbers(sums, "prefetch_before"),
+        column_numbers(sums, "held_out") > 0.0,
+    )
+    whole = _sums(sums)
+    levels = _levels(whole, of_group, prefetch)
+    if not len(begins):
+        return [], levels
+    values = np.stack(_parts(whole), axis=1)
+    n = np.add.reduceat(whole.n, begins)
+    interval_s = np.add.reduceat(column_numbers(sums, "interval"), begins) / n
+    interval2 = np.add.reduceat(column_numbers(sums, "interval2"), begins) / n
+    variation_s = np.sqrt(np.maximum(interval2 - interval_s**2, 0.0))
+    first_s = np.minimum.reduceat(column_seconds(sums, "first_at"), begins)
+    last_s = np.maximum.reduceat(column_seconds(sums, "last_at"), begins)
+    found = []
+    for number, (name, begin, end) in enumerate(
+        zip(names.dictionary.to_pylist(), begins, [*begins[1:], len(values)], strict=True)
+    ):
+        u, part, test = prefetch[begin:end], values[begin:end], held_out[begin:end]
+        identified = identify_levels(
+            LevelSums(u[~test], part[~test]), LevelSums(u[test], part[test])
+        )
+        found.append(
+            ConsumerGroup(
+                name=name,
+                rows=int(n[number]),
+                found=_of_one_interval(
+                    identified, float(interval_s[number]), float(variation_s[number])
+                ),
+                interval_s=float(interval_s[number]),
+                first_s=float(first_s[number]),
+                last_s=float(last_s[number]),
+            )
+        )
+    return found, levels
+
+
+def _sums(sums: pa.Table) -> RegressionSums:
+    """Return the sums of least squares, one element per row.
+
+    The prefetch u is constant within a row, so the sums that contain u follow from the other sums.
+    """
+    n, u = column_numbers(sums, "n"), column_numbers(sums, "prefetch_before")
+    y, y_next = column_numbers(sums, "y"), column_numbers(sums, "y_next")
+    return RegressionSums(
+        n=n,
+        y=y,
+        u=u * n,
+        y_next=y_next,
+        y_next2=column_numbers(sums, "y_next2"),
+        s1=column_numbers(sums, "s1"),
+        s2=u * y,
+        s3=u * u * n,
+        s4=column_numbers(sums, "s4"),
+        s5=u * y_next,
+    )
+
+
+def _parts(sums: RegressionSums) -> list[Numbers]:
+    return [getattr(sums, name) for name in FIELDS]
+
+
+def _levels(sums: RegressionSums, of_group: NDArray[np.int64], prefetch: Numbers) -> PrefetchLevels:
+    new = (np.diff(of_group, prepend=-1) != 0) | (np.diff(prefetch, prepend=np.nan) != 0)
+    begins = np.flatnonzero(new)
+    if not len(begins):
+        return PrefetchLevels(of_group, *(prefetch for _ in range(4)))
+    together = RegressionSums(*(np.add.reduceat(part, begins) for part in _parts(sums)))
+    return PrefetchLevels(
+        group=of_group[begins],
+        prefetch=prefetch[begins],
+        n=together.n,
+        mean_per_s=together.y_next / together.n,
+        variance=np.maximum(together.y_next_spread() / together.n, 0.0),
+    )
+
+
+def _of_one_interval(
+    found: IdentifiedModel, interval_s: float, variation_s: float
+) -> IdentifiedModel:
+    if variation_s <= INTERVAL_VARIATION_MAX * interval_s:
+        return found
+    return replace(
+        found,
+        accepted=False,
+        reason=f"samples are {interval_s:.3g} s apart on average but vary by {variation_s:.3g} s: "
+        "a and b belong to one interval; learn from a time in which it did not change",
+    )
+
 
 BLOCK_S = 30
 BLOCK_S_MIN = 5.0
@@ -112,7 +277,7 @@ def by_level(samples: DataFrame) -> DataFrame:
         F.col(name) for name in ("arrival_before_per_s", "arrival_per_s", "interval_s")
     )
     # Use u = 1; the sums are multiplied by the prefetch later, when they are few.
-    sums = Sums.of(y=y, u=F.lit(1.0), y_next=y_next)
+    sums = RegressionSums.of(y=y, u=F.lit(1.0), y_next=y_next)
     added: dict[str, Column] = {
         name: F.sum(getattr(sums, name)) for name in ("y", "y_next", "y_next2", "s1", "s4")
     }
@@ -126,14 +291,14 @@ def by_level(samples: DataFrame) -> DataFrame:
     )
 
 
-def run(inputs: Inputs) -> Outcome:
+def run(inputs: JobInputs) -> JobResult:
     """Return the model of every group that has usable samples."""
     samples = inputs.frames["consumer_samples"]
     session = samples.sparkSession
     block_s = block_s_for((inputs.until - inputs.since).total_seconds())
     parts = samples.transform(with_held_out, block_s)
     groups, levels = consumer_groups(parts.transform(by_level).toArrow())
-    return Outcome(
+    return JobResult(
         tables={
             "identification": frame_of(session, IDENTIFICATION, _identification(groups)),
             "prefetch_levels": frame_of(session, PREFETCH_LEVELS, _prefetch_levels(groups, levels)),
@@ -170,8 +335,8 @@ def _at(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def _prefetch_levels(groups: Sequence[ConsumerGroup], levels: Levels) -> dict[str, Any]:
-    def of_each(value: Callable[[Identified], float]) -> Numbers:
+def _prefetch_levels(groups: Sequence[ConsumerGroup], levels: PrefetchLevels) -> dict[str, Any]:
+    def of_each(value: Callable[[IdentifiedModel], float]) -> Numbers:
         """Return the value of each level's group."""
         return np.array([value(group.found) for group in groups], dtype=np.float64)[levels.group]
 

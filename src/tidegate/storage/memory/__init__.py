@@ -10,11 +10,9 @@ starts again finds its queues. It is for Tidegate's tests and those of its users
 
 from __future__ import annotations
 
-from tidegate.storage.memory_clients import MemoryClients
-from tidegate.storage.memory_hosting import MemoryHosting
-from tidegate.storage.memory_messages import MemoryMessages
-from tidegate.storage.memory_ownership import MemoryOwnership
-from tidegate.storage.memory_topics import MemoryTopics
+from tidegate.storage.memory.catalogue import MemoryClients, MemoryTopics
+from tidegate.storage.memory.cluster import MemoryHosting
+from tidegate.storage.memory.messages import MemoryMessages, MemoryOwnership
 
 
 class MemoryStore(MemoryHosting, MemoryMessages, MemoryOwnership, MemoryTopics, MemoryClients):

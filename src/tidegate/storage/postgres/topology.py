@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from tidegate.core.errors import InvalidValue
-from tidegate.core.replication import (
-    Move,
-    ReplicaPlace,
+from tidegate.core.machines import MachineInfo, MachineState, machine_detail
+from tidegate.core.topology import (
+    ASSIGNMENT_SLOTS,
+    ControlMode,
+    ReplicaInfo,
     ReplicaState,
+    Scaling,
+    SegmentMove,
     Topology,
-    scaled_by_another,
-)
-from tidegate.core.scaling import Scaling
-from tidegate.storage.shares import check_homes, whole_shares
-from tidegate.storage.stored_topology import (
-    SCALING_COLUMN,
-    stored_topologies,
-    stored_topology,
+    scaling_changed_meanwhile,
 )
 
 
@@ -50,12 +49,12 @@ class PostgresReplication(ABC):
         # settings in a different text. Invalid settings are read as defaults.
         rows = await self._call("select * from topologies(%s)", queue_id)
         if before != (stored_topology(rows[0]).scaling if rows else None):
-            raise scaled_by_another(queue_id)
+            raise scaling_changed_meanwhile(queue_id)
         stands_there = msgspec.json.encode(rows[0][SCALING_COLUMN]).decode() if rows else None
         query = "select change_scaling(%s, %s::jsonb, %s::jsonb)"
         (said,) = (await self._call(query, queue_id, text, stands_there))[0]
         if said is None:
-            raise scaled_by_another(queue_id)
+            raise scaling_changed_meanwhile(queue_id)
         return bool(said)
 
     async def topology(self, queue_id: int) -> Topology | None:
@@ -76,14 +75,14 @@ class PostgresReplication(ABC):
         *,
         machine_id: int | None = None,
         store_number: int | None = None,
-    ) -> ReplicaPlace | None:
+    ) -> ReplicaInfo | None:
         if store_number:
             raise InvalidValue(f"there is one store, no number {store_number}: list it in the url")
         return await self._note_replica(queue_id, leader_epoch, machine_id, 0)
 
     async def _note_replica(
         self, queue_id: int, leader_epoch: int, machine_id: int | None, store_number: int
-    ) -> ReplicaPlace | None:
+    ) -> ReplicaInfo | None:
         rows = await self._call(
             "select * from add_replica(%s, %s, %s::int, %s::int)",
             queue_id,
@@ -91,7 +90,7 @@ class PostgresReplication(ABC):
             machine_id,
             store_number,
         )
-        return msgspec.convert(rows[0], ReplicaPlace) if rows else None
+        return msgspec.convert(rows[0], ReplicaInfo) if rows else None
 
     async def assign_replica(
         self, queue_id: int, number: int, machine_id: int | None, leader_epoch: int
@@ -106,7 +105,7 @@ class PostgresReplication(ABC):
         return await self._says(query, queue_id, number, str(state), leader_epoch)
 
     async def set_shares(self, queue_id: int, shares: dict[int, float], leader_epoch: int) -> bool:
-        whole = whole_shares(shares)
+        whole = normalize_shares(shares)
         return await self._says(
             "select set_shares(%s, %s::int[], %s::float8[], %s)",
             queue_id,
@@ -116,7 +115,7 @@ class PostgresReplication(ABC):
         )
 
     async def set_homes(self, queue_id: int, homes: Sequence[int], leader_epoch: int) -> bool:
-        check_homes(homes)
+        check_assignments(homes)
         query = "select set_homes(%s, %s::int[], %s)"
         return await self._says(query, queue_id, list(homes), leader_epoch)
 
@@ -124,11 +123,11 @@ class PostgresReplication(ABC):
         query = "select retire_replica(%s, %s::int, %s)"
         return await self._says(query, queue_id, number, leader_epoch)
 
-    async def assigned(self, machine_id: int) -> list[ReplicaPlace]:
+    async def assigned(self, machine_id: int) -> list[ReplicaInfo]:
         rows = await self._call("select * from assigned(%s)", machine_id)
-        return [msgspec.convert(row, ReplicaPlace) for row in rows]
+        return [msgspec.convert(row, ReplicaInfo) for row in rows]
 
-    async def move(self, move: Move) -> bool:
+    async def move(self, move: SegmentMove) -> bool:
         rows = await self._read(
             "select move_segments(%s, %s, %s, %s, %s, %s::bigint[], %s::bigint[])",
             move.move_id,
@@ -146,3 +145,189 @@ class PostgresReplication(ABC):
 
     async def finish_moves(self, queue_id: int, epoch: int) -> int:
         return 0  # Within one store a move is one transaction
+
+
+# -- stored_topology --
+# Reading stored topologies, even if a setting of one of them is invalid.
+#
+# Invalid settings of one queue must not make the other queues unreadable. Settings that cannot be
+# read get their defaults, the others are kept. Such a queue is not scaled automatically until a
+# user
+# sets it again. Its messages are still delivered.
+
+
+log = logging.getLogger(__name__)
+
+SCALING_COLUMN = Topology.__struct_fields__.index("scaling")
+_QUEUE = Topology.__struct_fields__.index("queue")
+# Texts that were logged: topologies are read several times a second, and each is logged once.
+_logged: set[str] = set()
+
+
+def stored_topologies(rows: Iterable[tuple[Any, ...]]) -> list[Topology]:
+    """Return the topologies of these rows; rows that cannot be read are logged and left out."""
+    found = []
+    for row in rows:
+        try:
+            found.append(stored_topology(row))
+        except msgspec.ValidationError as failure:
+            _log_once(f"queue {row[_QUEUE]!r} is left out, since it cannot be read: {failure}")
+    return found
+
+
+def stored_topology(row: tuple[Any, ...]) -> Topology:
+    """Return the topology of a row of `topologies`."""
+    # JSON keys are strings, and some keys are replica numbers.
+    try:
+        return msgspec.convert(row, Topology, str_keys=True)
+    except msgspec.ValidationError:
+        scaling, lost = _readable(row[SCALING_COLUMN])
+        whole = (
+            *row[:SCALING_COLUMN],
+            msgspec.to_builtins(scaling, str_keys=True),
+            *row[SCALING_COLUMN + 1 :],
+        )
+        topology = msgspec.convert(whole, Topology, str_keys=True)
+    _log_once(
+        f"queue {row[_QUEUE]!r} is not scaled, since its stored settings cannot be read "
+        f"({'; '.join(lost)}): set them with `tidegate scale`"
+    )
+    return topology
+
+
+def _readable(stored: Any) -> tuple[Scaling, list[str]]:
+    """Return the readable scaling settings, and texts about the others."""
+    kept: dict[str, Any] = {}
+    lost: list[str] = []
+    settings = stored if isinstance(stored, dict) else {}
+    if settings is not stored:
+        lost.append(f"{stored!r} is no table of settings")
+    for name, setting in settings.items():
+        try:
+            msgspec.convert({name: setting}, Scaling, str_keys=True)
+        except msgspec.ValidationError as failure:
+            lost.append(f"{name} = {setting!r}: {failure}")
+        else:
+            kept[name] = setting
+    scaling = msgspec.convert(kept, Scaling, str_keys=True)
+    return msgspec.structs.replace(scaling, steering=ControlMode.RECOMMEND), lost
+
+
+def _log_once(trouble: str) -> None:
+    if trouble not in _logged:
+        _logged.add(trouble)
+        log.error(trouble)
+
+
+# -- shares --
+# Checks of settings for replicas, shared by all stores.
+
+
+def normalize_shares(shares: Mapping[int, float]) -> dict[int, float]:
+    """Return shares scaled to a sum of 1; all 0 if their sum is 0.
+
+    Raises `InvalidValue` for a share that is negative or not finite.
+    """
+    for number, share in shares.items():
+        if not (math.isfinite(share) and share >= 0):
+            raise InvalidValue(f"a share is at least 0: {share} of replica {number} is not")
+    whole = sum(shares.values())
+    return {number: share / whole if whole else 0.0 for number, share in shares.items()}
+
+
+def check_assignments(homes: Sequence[int]) -> None:
+    if len(homes) not in (0, ASSIGNMENT_SLOTS):
+        raise InvalidValue(
+            f"there are {ASSIGNMENT_SLOTS} homes, not {len(homes)}: name a replica for each"
+        )
+
+
+# -- postgres_fleet --
+# Machines and the leader in PostgreSQL: one method for each function of sql/0008_fleet.sql.
+
+
+# The number of decisions that are kept for each service; older ones are deleted.
+DECISIONS_KEPT = 500
+
+
+class PostgresFleet(ABC):
+    """The part of a PostgreSQL store that manages machines and the leader."""
+
+    @abstractmethod
+    async def _call(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
+        """Call a function on the catalogue connection."""
+
+    async def lead(self, member_id: int) -> int | None:
+        epoch = (await self._call("select lead_cluster(%s)", member_id))[0][0]
+        return None if epoch is None else int(epoch)
+
+    async def leader(self) -> tuple[int | None, int]:
+        member_id, epoch = (await self._call("select member_id, epoch from leader"))[0]
+        return member_id, epoch
+
+    async def bound_machines(self, machines_max: int, leader_epoch: int) -> None:
+        await self._call("select bound_machines(%s::int, %s)", machines_max, leader_epoch)
+
+    async def machines_bound(self) -> int | None:
+        rows = await self._call("select machines_max from leader")
+        return None if rows[0][0] is None else int(rows[0][0])
+
+    async def add_machine(
+        self, provider: str, slots: int, host: str | None, leader_epoch: int
+    ) -> MachineInfo:
+        query = "select * from add_machine(%s, %s::int, %s, %s)"
+        return _machine((await self._call(query, provider, slots, host, leader_epoch))[0])
+
+    async def set_machine_state(
+        self, machine_id: int, state: MachineState, leader_epoch: int, detail: str = ""
+    ) -> bool:
+        query = "select set_machine_state(%s, %s, %s, %s)"
+        return bool(
+            (await self._call(query, machine_id, str(state), leader_epoch, machine_detail(detail)))[
+                0
+            ][0]
+        )
+
+    async def machine_joined(self, machine_id: int, member_id: int) -> bool:
+        rows = await self._call("select machine_joined(%s, %s)", machine_id, member_id)
+        return bool(rows[0][0])
+
+    async def report_machine(self, machine_id: int, detail: str) -> bool:
+        rows = await self._call("select report_machine(%s, %s)", machine_id, machine_detail(detail))
+        return bool(rows[0][0])
+
+    async def remove_machine(self, machine_id: int, leader_epoch: int) -> bool:
+        rows = await self._call("select remove_machine(%s, %s)", machine_id, leader_epoch)
+        return bool(rows[0][0])
+
+    async def machines(self) -> list[MachineInfo]:
+        return [_machine(row) for row in await self._call("select * from machines(null)")]
+
+    async def note_decision(self, service: str, document: bytes, leader_epoch: int) -> None:
+        query = "select note_decision(%s, %s::bytea, %s, %s)"
+        await self._call(query, service, document, leader_epoch, DECISIONS_KEPT)
+
+    async def decisions(self, service: str, count: int) -> list[bytes]:
+        rows = await self._call("select decisions(%s, %s::int)", service, count)
+        return [bytes(row[0]) for row in rows]
+
+
+def _machine(row: tuple[Any, ...]) -> MachineInfo:
+    """Return the machine of a row of the type machine_row.
+
+    Its columns are in the order of the fields, but for one.
+    """
+    names = (
+        "machine_id",
+        "provider",
+        "slots",
+        "state",
+        "host",
+        "member_id",
+        "alive",
+        "address",
+        "ordered_at",
+        "joined_at",
+        "detail",
+    )
+    return msgspec.convert(dict(zip(names, row, strict=True)), MachineInfo)

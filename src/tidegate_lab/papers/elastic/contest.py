@@ -23,13 +23,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tidegate.core.scaling import Range, Scaling, ScalingPolicy
-from tidegate.laws.elasticity import DEFAULT_ELASTICITY
-from tidegate.laws.feed_forward import feed_forward_for
-from tidegate.simulation.generators import KINDS, random_trace
+from tidegate.core.topology import Range, Scaling, ScalingPolicy
+from tidegate.laws.scaling.feed_forward import feed_forward_for
+from tidegate.laws.scaling.load import DEFAULT_LOAD_LAW_SETTINGS
+from tidegate.simulation.plant import PlantSettings
 from tidegate.simulation.run import simulate
-from tidegate.simulation.scenarios import Scenario, with_policy
-from tidegate.simulation.settings import PlantSettings
+from tidegate.simulation.traces import KINDS, SimulationScenario, random_trace, with_policy
 
 # The price of a second above max_load, in machine-seconds.
 SECOND_ABOVE = 10.0
@@ -45,7 +44,7 @@ FINALISTS = 2
 Progress = Callable[[str], None]
 
 
-class Contender(msgspec.Struct, frozen=True):
+class PolicyContender(msgspec.Struct, frozen=True):
     """A policy with its settings."""
 
     policy: ScalingPolicy
@@ -64,10 +63,10 @@ class Contender(msgspec.Struct, frozen=True):
         return ", ".join(f"{name} {value:g}" for name, value in self.given.items()) or "defaults"
 
 
-class Work(NamedTuple):
+class ContestRun(NamedTuple):
     """One run: a policy, the number of a trace, and the first seed of the numbering."""
 
-    contender: Contender
+    contender: PolicyContender
     number: int
     first_seed: int = FIRST_SEED
 
@@ -88,10 +87,10 @@ class Score(msgspec.Struct, frozen=True):
     machine_s_ideal: float
 
 
-class Tuned(msgspec.Struct, frozen=True):
+class TunedContender(msgspec.Struct, frozen=True):
     """The winner of a search, and all candidates with their settings and mean results."""
 
-    contender: Contender
+    contender: PolicyContender
     tried: Sequence[Mapping[str, Any]]
 
 
@@ -106,13 +105,13 @@ def halves(traces: int) -> tuple[list[int], list[int]]:
     return tuning, [number for number in numbers if (number // len(KINDS)) % 2 == 1]
 
 
-def scenario_of(work: Work) -> Scenario:
+def scenario_of(work: ContestRun) -> SimulationScenario:
     """Return the scenario of a run, the same for all policies.
 
     A replica handles 100 msg/s, a machine holds two, and a boot takes 96.9 s ± 20 %.
     """
     contender, kind = work.contender, kind_of(work.number)
-    scenario = Scenario(
+    scenario = SimulationScenario(
         name=kind,
         about=kind,
         trace=random_trace(kind, work.seed, TRACE_S),
@@ -124,7 +123,7 @@ def scenario_of(work: Work) -> Scenario:
     return msgspec.structs.replace(scenario, scaling=scaling)
 
 
-def score(work: Work) -> Score:
+def score(work: ContestRun) -> Score:
     """Simulate one run."""
     scenario = scenario_of(work)
     ours = feed_forward_for(keeps_warm=bool(scenario.scaling.warm))
@@ -132,7 +131,7 @@ def score(work: Work) -> Score:
         scenario,
         work.seed,
         record=False,
-        elasticity=replace(DEFAULT_ELASTICITY, **work.contender.elasticity),
+        elasticity=replace(DEFAULT_LOAD_LAW_SETTINGS, **work.contender.elasticity),
         feed_forward=replace(ours, **work.contender.feed_forward),
     )
     return Score(
@@ -146,7 +145,7 @@ def score(work: Work) -> Score:
     )
 
 
-class Arena:
+class ContestRunner:
     """Runs policies on traces, on all cores."""
 
     def __init__(self, pool: Pool, progress: Progress) -> None:
@@ -156,12 +155,12 @@ class Arena:
         self._known: dict[tuple[str, str, int, int], Score] = {}
 
     def scores(
-        self, contender: Contender, numbers: Sequence[int], first_seed: int = FIRST_SEED
+        self, contender: PolicyContender, numbers: Sequence[int], first_seed: int = FIRST_SEED
     ) -> list[Score]:
         """Return the result on each of the traces."""
         known, name = self._known, (contender.policy.value, contender.settings, first_seed)
         work = [
-            Work(contender, number, first_seed)
+            ContestRun(contender, number, first_seed)
             for number in numbers
             if (*name, number) not in known
         ]
@@ -171,10 +170,10 @@ class Arena:
 
     def tune(
         self,
-        grid: Sequence[Contender],
+        grid: Sequence[PolicyContender],
         numbers: Sequence[int],
         allowed: Callable[[Mapping[str, float], Sequence[int]], bool] = lambda means, some: True,
-    ) -> Tuned:
+    ) -> TunedContender:
         """Return the cheapest allowed candidate, or the cheapest of all if none is allowed."""
         tried: list[Mapping[str, Any]] = []
         # Keep groups of kinds together, so that each round contains all five.
@@ -197,14 +196,14 @@ class Arena:
                 )
             found.sort(key=lambda one: one[:2])
             left = [contender for _, _, contender in found[:FINALISTS]]
-        return Tuned(left[0], tried)
+        return TunedContender(left[0], tried)
 
 
 _STOPPING = {signal.SIGINT, signal.SIGTERM}
 
 
 @contextmanager
-def arena(progress: Progress) -> Iterator[Arena]:
+def arena(progress: Progress) -> Iterator[ContestRunner]:
     """Yield an arena with a process per core."""
     cores = len(os.sched_getaffinity(0))
     # Block signals until each process has set its own handlers. Between the fork and that moment a
@@ -213,7 +212,7 @@ def arena(progress: Progress) -> Iterator[Arena]:
     try:
         with multiprocessing.get_context("fork").Pool(cores, _leave_signals_to_the_parent) as pool:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            yield Arena(pool, progress)
+            yield ContestRunner(pool, progress)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -241,14 +240,14 @@ def cost_of(means: Mapping[str, float]) -> float:
 # The candidates of each policy, and which of their settings are searched.
 
 
-def load_grid() -> list[Contender]:
+def load_grid() -> list[PolicyContender]:
     """Return the candidates of the papers' policy.
 
     The paper gives the thresholds. It does not give the warm pool and the safety interval, so these
     are searched. Whether the policy looks ahead is searched too; the paper's policy does not.
     """
     return [
-        Contender(
+        PolicyContender(
             ScalingPolicy.LOAD,
             {"warm": warm, "inhibition_s": inhibition_s},
             elasticity={"looks_ahead": looks_ahead},
@@ -259,24 +258,24 @@ def load_grid() -> list[Contender]:
     ]
 
 
-def length_grid() -> list[Contender]:
+def length_grid() -> list[PolicyContender]:
     """Return the candidates of the KEDA-like policy.
 
     Polling (30 s) and cool-down (300 s) are fixed; the target length and the warm pool are
     searched.
     """
     return [
-        Contender(ScalingPolicy.LENGTH, {"queue_length": target, "warm": warm})
+        PolicyContender(ScalingPolicy.LENGTH, {"queue_length": target, "warm": warm})
         for target in (50.0, 150.0, 400.0, 1000.0, 2500.0)
         for warm in (0, 1)
     ]
 
 
-def feed_forward_grid() -> list[Contender]:
+def feed_forward_grid() -> list[PolicyContender]:
     """Return the candidates of our policy: its reserve, and how long it remembers a peak."""
     reserves = {0: ((1.1, 1.25), (100.0, 150.0)), 1: ((-0.3, -0.2, -0.1), (30.0, 40.0, 50.0))}
     return [
-        Contender(
+        PolicyContender(
             ScalingPolicy.FEED_FORWARD,
             {"warm": warm, "step_max": 4},
             feed_forward={"spare": spare, "down_s": down_s},

@@ -1,4 +1,4 @@
-"""The producer of a ramp: `python -m tidegate.lab.elastic.ramp_process <ramp as JSON>`.
+"""The producer of a ramp: `python -m tidegate_lab.papers.elastic.ramp_process <ramp as JSON>`.
 
 The producer is open-loop: at each time it puts the messages that the ramp requires, regardless of
 the queue. It does not slow down when confirmations are missing.
@@ -13,7 +13,7 @@ import msgspec
 import uvloop
 
 import tidegate
-from tidegate.lab.bench.child import answer
+from tidegate_lab.loadgen.processes import answer
 
 TICK_S = 0.02
 PAYLOAD = bytes(100)

@@ -1,54 +1,139 @@
-"""Figures 4 to 8 with real processes: a ramp, workers with a rate, machines that take time to boot.
+"""`tidegate lab run elastic-queues`: the experiments of the elastic queues paper.
 
 Theory of operation
 
-Time runs s times as fast as in the paper, while rates are the paper's (100 msg/s per worker). The
-growth of the rate is therefore s times as steep, and a boot takes 96.9/s seconds. During a boot s
-times fewer messages accumulate, so `min_load` and `max_load` are 50/s and 200/s messages. Results
-are converted back to the paper's times and loads.
+The paper scales a queue with its load: machines boot for 96.9 s, each holds one or two workers, and
+a worker handles 100 messages per second. There are three kinds of experiments.
 
-1. `_start_s` measures how long a machine takes to start without an added delay.
-2. For each figure, `_run` starts a node and the fleet. Machines are process trees of the provider
-   `process`, each with a node and workers. The provider delays a machine's start so that its boot
-   takes 96.9/s seconds in total. A replica has a configured limit of 100 msg/s, which represents
-   its worker.
-3. A child process (`ramp_process`) puts messages at the rate of the ramp, regardless of the queue.
-   Meanwhile `_watched` samples load, workers and machines several times a second.
-4. At the end all confirmed messages must have been consumed.
+- `queues` measures what one, two and four queues deliver on one machine (figure 3,
+  `queues_per_machine`).
+- `ramps` repeats figures 4 to 8 with real processes (`real`). Machines are process trees, time runs
+  faster than in the paper by a stated factor, and the product's own control loop scales.
+- With `--simulate`, `simulated` repeats figures 4 to 8 in virtual time at the paper's own numbers.
+  It also compares the product's policies on hundreds of generated traces (`traces`, `contest`).
 
-A figure that begins with enough slots for the end of its ramp is refused: no boot would be needed,
-and its bars could not fail. The policy is the paper's. Where the paper claims 0 s above `max_load`,
-our policy runs on the same ramp too.
+The main result of a run is the time for which the average load (waiting messages per worker) was
+above `max_load`. A part of it is *late*: no slot was free, so a machine had to boot first.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 import tidegate
 from tidegate.client.blocking import BlockingClient
-from tidegate.core.fleet import MachineState
-from tidegate.core.replication import ReplicaState, logical_name
-from tidegate.core.scaling import Range, Scaling, ScalingPolicy
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.bench.child import Child
-from tidegate.lab.bench.processors import Processors
-from tidegate.lab.elastic.figures import name_of
-from tidegate.lab.elastic.ramp_process import Ramp
-from tidegate.lab.elastic.worker_app import QUEUE
-from tidegate.lab.peers.tidegate_server import tidegate_server
-from tidegate.lab.replicated.disturbance import disturbance
-from tidegate.lab.report.experiments import ExperimentFailed, Progress
-from tidegate.lab.report.figures import Line, Panel, draw_rows
-from tidegate.lab.report.section import Drawing, Section
-from tidegate.report.chart import Table
+from tidegate.core.machines import MachineState
+from tidegate.core.topology import Range, ReplicaState, Scaling, ScalingPolicy, logical_name
+from tidegate.report.charts import ReportTable
+from tidegate.simulation.figures import Line, Panel, draw_rows, name_of
+from tidegate_lab.bench.compare import Processors
+from tidegate_lab.bench.compare_report import Bar
+from tidegate_lab.loadgen.processes import Child
+from tidegate_lab.papers.elastic.queues_per_machine import QueuesPlan, queues_per_machine_section
+from tidegate_lab.papers.elastic.ramp_process import Ramp
+from tidegate_lab.papers.elastic.worker_app import QUEUE
+from tidegate_lab.papers.replicated.cluster import disturbance
+from tidegate_lab.peers.servers import tidegate_server
+from tidegate_lab.report import (
+    RESULTS,
+    Drawing,
+    ExperimentFailed,
+    ExperimentSection,
+    ExperimentsReport,
+    Progress,
+    chosen_from,
+    folder_of,
+    run_experiments,
+)
 
-WORKER = "tidegate.lab.elastic.worker_app:app"
+
+class ElasticOptions(msgspec.Struct, frozen=True):
+    """Which experiments to run, how large, and where the results go."""
+
+    only: Sequence[str] = ()
+    # Use slower clocks and the paper's whole ramp; takes most of an hour.
+    full: bool = False
+    quick: bool = False
+    results: Path = RESULTS
+    # The folder below `results/elastic-queues`; `None` uses the time of the run.
+    name: str | None = None
+
+    def experiments(self) -> list[str]:
+        """Return the chosen experiments in their order; raise `ValueError` if a name is unknown."""
+        return chosen_from(list(EXPERIMENTS), self.only)
+
+
+def _queues(options: ElasticOptions, folder: Path, progress: Progress) -> ExperimentSection:
+    plan = QueuesPlan.quick() if options.quick else QueuesPlan()
+    return queues_per_machine_section(QueuesPlan.full() if options.full else plan, folder, progress)
+
+
+def _ramps(options: ElasticOptions, folder: Path, progress: Progress) -> ExperimentSection:
+    plan = RealPlan.quick() if options.quick else RealPlan()
+    return real_section(RealPlan.full() if options.full else plan, folder, progress)
+
+
+_Make = Callable[[ElasticOptions, Path, Progress], ExperimentSection]
+
+EXPERIMENTS: dict[str, _Make] = {"queues": _queues, "ramps": _ramps}
+
+
+def run_elastic(
+    options: ElasticOptions, progress: Progress = lambda line: None
+) -> ExperimentsReport:
+    """Run the chosen experiments, and write their results."""
+
+    def bound(make: _Make) -> Callable[[Path, Progress], ExperimentSection]:
+        return lambda folder, progress: make(options, folder, progress)
+
+    return run_experiments(
+        {name: bound(EXPERIMENTS[name]) for name in options.experiments()},
+        folder=folder_of(options.results, "elastic-queues", options.name),
+        title="The elastic queues paper's experiments on Tidegate",
+        theirs="Elastic queues",
+        introduction=(
+            "The paper ran on small machines in Amazon's cloud; this ran on one, with machines as "
+            "process trees, workers of a stated rate and time scaled by a factor that is printed. "
+            "With --simulate the same loops run at the paper's own numbers in virtual time."
+            + (" A quick run: it shows that everything works." if options.quick else "")
+        ),
+        progress=progress,
+    )
+
+
+# -- real --
+# Figures 4 to 8 with real processes: a ramp, workers with a rate, machines that take time to boot.
+#
+# Theory of operation
+#
+# Time runs s times as fast as in the paper, while rates are the paper's (100 msg/s per worker). The
+# growth of the rate is therefore s times as steep, and a boot takes 96.9/s seconds. During a boot s
+# times fewer messages accumulate, so `min_load` and `max_load` are 50/s and 200/s messages. Results
+# are converted back to the paper's times and loads.
+#
+# 1. `_start_s` measures how long a machine takes to start without an added delay.
+# 2. For each figure, `_run` starts a node and the fleet. Machines are process trees of the provider
+#    `process`, each with a node and workers. The provider delays a machine's start so that its boot
+#    takes 96.9/s seconds in total. A replica has a configured limit of 100 msg/s, which represents
+#    its worker.
+# 3. A child process (`ramp_process`) puts messages at the rate of the ramp, regardless of the
+# queue.
+#    Meanwhile `_watched` samples load, workers and machines several times a second.
+# 4. At the end all confirmed messages must have been consumed.
+#
+# A figure that begins with enough slots for the end of its ramp is refused: no boot would be
+# needed,
+# and its bars could not fail. The policy is the paper's. Where the paper claims 0 s above
+# `max_load`,
+# our policy runs on the same ramp too.
+
+
+WORKER = "tidegate_lab.papers.elastic.worker_app:app"
 WORKER_PER_S = 100.0
 RATE_MAX_PER_S = 750.0
 MIN_LOAD, MAX_LOAD = 50.0, 200.0
@@ -67,7 +152,7 @@ STARTING_S = 3.0
 _FIFTH = 5
 
 
-class Setup(msgspec.Struct, frozen=True):
+class RealSetup(msgspec.Struct, frozen=True):
     """One figure of the paper."""
 
     name: str
@@ -93,11 +178,17 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 SETUPS = (
-    Setup("figure 4", "1 worker a machine, none warm", "peaks of overload", SLOW_GROWTH, 1, 0),
-    Setup("figure 5", "2 workers a machine, none warm", "peaks halved", SLOW_GROWTH, 2, 0),
-    Setup("figure 6", "2 workers, 1 machine warm", "no impact of boots", SLOW_GROWTH, 2, 1, True),
-    Setup("figure 7", "eight times the ramp, 1 warm", "late at the 5th worker", FAST_GROWTH, 2, 1),
-    Setup("figure 8", "eight times the ramp, 2 warm", "works properly", FAST_GROWTH, 2, 2, True),
+    RealSetup("figure 4", "1 worker a machine, none warm", "peaks of overload", SLOW_GROWTH, 1, 0),
+    RealSetup("figure 5", "2 workers a machine, none warm", "peaks halved", SLOW_GROWTH, 2, 0),
+    RealSetup(
+        "figure 6", "2 workers, 1 machine warm", "no impact of boots", SLOW_GROWTH, 2, 1, True
+    ),
+    RealSetup(
+        "figure 7", "eight times the ramp, 1 warm", "late at the 5th worker", FAST_GROWTH, 2, 1
+    ),
+    RealSetup(
+        "figure 8", "eight times the ramp, 2 warm", "works properly", FAST_GROWTH, 2, 2, True
+    ),
 )
 
 
@@ -125,17 +216,17 @@ class RealPlan(msgspec.Struct, frozen=True):
         return RealPlan(slow_scale=5.0, fast_scale=2.0, rate_max_per_s=RATE_MAX_PER_S)
 
     @property
-    def chosen(self) -> list[Setup]:
+    def chosen(self) -> list[RealSetup]:
         return [setup for setup in SETUPS if setup.name in self.setups]
 
-    def scale_of(self, setup: Setup) -> float:
+    def scale_of(self, setup: RealSetup) -> float:
         return self.slow_scale if setup.growth_per_s2 == SLOW_GROWTH else self.fast_scale
 
-    def rate_max_of(self, setup: Setup) -> float:
+    def rate_max_of(self, setup: RealSetup) -> float:
         is_slow = setup.growth_per_s2 == SLOW_GROWTH
         return self.rate_max_per_s if is_slow else self.fast_rate_max_per_s
 
-    def workers_needed(self, setup: Setup) -> int:
+    def workers_needed(self, setup: RealSetup) -> int:
         """Return the number of workers needed at the end of the ramp."""
         return _workers_for(self.rate_max_of(setup))
 
@@ -155,7 +246,7 @@ def _workers_for(rate_per_s: float) -> int:
     return max(1, math.ceil(rate_per_s / WORKER_PER_S - 1e-9))
 
 
-class Moment(msgspec.Struct, frozen=True):
+class RealSample(msgspec.Struct, frozen=True):
     """A sample; its times and loads are the paper's."""
 
     at_s: float
@@ -171,9 +262,9 @@ class Moment(msgspec.Struct, frozen=True):
 class RealRun(msgspec.Struct, frozen=True):
     """The measurement of one figure; times and loads are the paper's, multiplied by the scale."""
 
-    setup: Setup
+    setup: RealSetup
     scale: float
-    moments: list[Moment]
+    moments: list[RealSample]
     peak_load: float
     above_s: float
     # The part of `above_s` without a free slot, during which a machine must boot. The rest is
@@ -194,11 +285,11 @@ class RealRun(msgspec.Struct, frozen=True):
         return named(self.setup, self.policy)
 
 
-def named(setup: Setup, policy: ScalingPolicy) -> str:
+def named(setup: RealSetup, policy: ScalingPolicy) -> str:
     return setup.name if policy is ScalingPolicy.LOAD else f"{setup.name}, {policy.value}"
 
 
-def real_section(plan: RealPlan, folder: Path, progress: Progress) -> Section:
+def real_section(plan: RealPlan, folder: Path, progress: Progress) -> ExperimentSection:
     """Run all figures, and return the section about them."""
     plan.check()
     processors = Processors()
@@ -236,7 +327,7 @@ def _boots(control: BlockingClient) -> list[float]:
     ]
 
 
-def _run(setup: Setup, policy: ScalingPolicy, plan: RealPlan, start_s: float) -> RealRun:
+def _run(setup: RealSetup, policy: ScalingPolicy, plan: RealPlan, start_s: float) -> RealRun:
     scale, rate_max_per_s = plan.scale_of(setup), plan.rate_max_of(setup)
     settings = {
         "TIDEGATE_FLEET__PROVIDER": "process",
@@ -310,9 +401,9 @@ def _count(machines: Sequence[object], *states: MachineState) -> int:
 
 def _watched(
     control: BlockingClient, ramp: Ramp, plan: RealPlan, scale: float
-) -> tuple[list[Moment], int]:
-    module = "tidegate.lab.elastic.ramp_process"
-    moments: list[Moment] = []
+) -> tuple[list[RealSample], int]:
+    module = "tidegate_lab.papers.elastic.ramp_process"
+    moments: list[RealSample] = []
     with Child(module, [msgspec.json.encode(ramp).decode()]) as child:
         child.hear(str, READY_TIMEOUT_S)
         child.say("go")
@@ -325,7 +416,7 @@ def _watched(
         return moments, child.hear(int, READY_TIMEOUT_S)
 
 
-def _moment(control: BlockingClient, ramp: Ramp, elapsed_s: float, scale: float) -> Moment:
+def _moment(control: BlockingClient, ramp: Ramp, elapsed_s: float, scale: float) -> RealSample:
     waiting = sum(
         queue.waiting
         for node in control.stats().nodes
@@ -335,7 +426,7 @@ def _moment(control: BlockingClient, ramp: Ramp, elapsed_s: float, scale: float)
     workers = _serving(control)
     machines = control.fleet().machines
     rate = ramp.rate_per_s(elapsed_s)
-    return Moment(
+    return RealSample(
         at_s=scale * elapsed_s,
         rate_per_s=rate,
         average_load=scale * waiting / max(workers, 1),
@@ -368,9 +459,9 @@ def _until_consumed(control: BlockingClient, confirmed: int) -> None:
 
 
 def judged(
-    setup: Setup,
+    setup: RealSetup,
     scale: float,
-    moments: list[Moment],
+    moments: list[RealSample],
     confirmed: int,
     boots: list[float],
     policy: ScalingPolicy = ScalingPolicy.LOAD,
@@ -403,11 +494,13 @@ def judged(
     )
 
 
-def section_of(runs: dict[str, RealRun], plan: RealPlan, others: float, folder: Path) -> Section:
+def section_of(
+    runs: dict[str, RealRun], plan: RealPlan, others: float, folder: Path
+) -> ExperimentSection:
     """Draw the measurements, and return the section about them."""
     for run in runs.values():
         _draw(run, folder / _file(run))
-    return Section(
+    return ExperimentSection(
         name="ramps",
         title="The ramp with real processes",
         source="Elastic queues §IV, figures 4 to 8",
@@ -429,7 +522,7 @@ def section_of(runs: dict[str, RealRun], plan: RealPlan, others: float, folder: 
             for name, run in runs.items()
         ],
         tables=[
-            Table(
+            ReportTable(
                 "Times and loads in the paper's units",
                 [
                     *("", "setup", "policy", "the paper", "time ×", "peak load"),

@@ -14,13 +14,19 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.core.scaling import ScalingPolicy
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.elastic.contest import FIRST_SEED
-from tidegate.lab.elastic.figures import AS_PRINTED, Reference, draw_outcomes, name_of
-from tidegate.lab.elastic.traces import TRACES_MIN, traces_section
-from tidegate.lab.report.experiments import (
+from tidegate.core.topology import ScalingPolicy
+from tidegate.laws.scaling.load import LoadLawSettings
+from tidegate.report.charts import ReportTable
+from tidegate.simulation.figures import AS_PRINTED, Reference, draw_outcomes, name_of
+from tidegate.simulation.run import SimulationResult, simulate
+from tidegate.simulation.traces import PAPER, with_policy
+from tidegate_lab.bench.compare_report import Bar
+from tidegate_lab.papers.elastic.contest import FIRST_SEED
+from tidegate_lab.papers.elastic.traces import TRACES_MIN, traces_section
+from tidegate_lab.report import (
     RESULTS,
+    Drawing,
+    ExperimentSection,
     ExperimentsReport,
     Progress,
     chosen_from,
@@ -28,12 +34,6 @@ from tidegate.lab.report.experiments import (
     render,
     run_experiments,
 )
-from tidegate.lab.report.section import Drawing, Section
-from tidegate.laws.elasticity import Elasticity
-from tidegate.report.chart import Table
-from tidegate.simulation.outcome import Outcome
-from tidegate.simulation.run import simulate
-from tidegate.simulation.scenarios import PAPER, with_policy
 
 __all__ = ["EXPERIMENTS", "SimulatedOptions", "render", "run_simulated"]
 
@@ -46,11 +46,11 @@ _PAPER_RATE = {"the paper: up to 750 msg/s": 750.0}
 _NOTICED = (
     "The listing as printed notices a load above max_load when it is above it, so it is above for "
     "a polling interval (1 s) with each worker. The policy load is that listing, and looks a "
-    "worker's start ahead (laws/elasticity.py). Seconds above max_load are all of them; late is "
+    "worker's start ahead (laws/scaling/load.py). Seconds above max_load are all of them; late is "
     "what goes beyond that interval, and bars about it are ours, beyond the issue."
 )
 
-Runs = dict[str, dict[str, Outcome]]
+Runs = dict[str, dict[str, SimulationResult]]
 
 
 class SimulatedOptions(msgspec.Struct, frozen=True):
@@ -90,7 +90,7 @@ def run_simulated(
 ) -> ExperimentsReport:
     """Run the chosen experiments, and write their results."""
 
-    def bound(make: _Make) -> Callable[[Path, Progress], Section]:
+    def bound(make: _Make) -> Callable[[Path, Progress], ExperimentSection]:
         return lambda folder, progress: make(options, folder, progress)
 
     return run_experiments(
@@ -109,7 +109,9 @@ def run_simulated(
     )
 
 
-def _co_provisioning(options: SimulatedOptions, folder: Path, progress: Progress) -> Section:
+def _co_provisioning(
+    options: SimulatedOptions, folder: Path, progress: Progress
+) -> ExperimentSection:
     runs = _runs(("figure-4", "figure-5"), progress)
     one, two = (runs[name]["load"] for name in runs)
     ratio = two.average_load_peak / one.average_load_peak
@@ -144,7 +146,7 @@ def _co_provisioning(options: SimulatedOptions, folder: Path, progress: Progress
     )
 
 
-def _warm(options: SimulatedOptions, folder: Path, progress: Progress) -> Section:
+def _warm(options: SimulatedOptions, folder: Path, progress: Progress) -> ExperimentSection:
     runs = _runs(("figure-6",), progress)
     found = runs["figure-6"]["load"]
     return _section(
@@ -174,7 +176,7 @@ def _warm(options: SimulatedOptions, folder: Path, progress: Progress) -> Sectio
     )
 
 
-def _fast_ramp(options: SimulatedOptions, folder: Path, progress: Progress) -> Section:
+def _fast_ramp(options: SimulatedOptions, folder: Path, progress: Progress) -> ExperimentSection:
     runs = _runs(("figure-7", "figure-8"), progress)
     one, two = (runs[name]["load"] for name in runs)
     awaited = worker_waited_for(one)
@@ -227,11 +229,11 @@ def _fast_ramp(options: SimulatedOptions, folder: Path, progress: Progress) -> S
     )
 
 
-def _traces(options: SimulatedOptions, folder: Path, progress: Progress) -> Section:
+def _traces(options: SimulatedOptions, folder: Path, progress: Progress) -> ExperimentSection:
     return traces_section(options.traces_wanted, options.seed, folder, progress)
 
 
-_Make = Callable[[SimulatedOptions, Path, Progress], Section]
+_Make = Callable[[SimulatedOptions, Path, Progress], ExperimentSection]
 
 EXPERIMENTS: dict[str, _Make] = {
     "co-provisioning": _co_provisioning,
@@ -241,7 +243,7 @@ EXPERIMENTS: dict[str, _Make] = {
 }
 
 
-def _never_above(what: str, by_policy: Mapping[str, Outcome]) -> list[Bar]:
+def _never_above(what: str, by_policy: Mapping[str, SimulationResult]) -> list[Bar]:
     """Return bars of 0 s above max_load, for the paper's policy and for ours."""
     return [
         Bar(
@@ -255,7 +257,7 @@ def _never_above(what: str, by_policy: Mapping[str, Outcome]) -> list[Bar]:
     ]
 
 
-def _above_in_words(by_policy: Mapping[str, Outcome]) -> str:
+def _above_in_words(by_policy: Mapping[str, SimulationResult]) -> str:
     theirs, ours = (by_policy[policy.value] for policy in _POLICIES)
     return (
         f"{theirs.above_s:.0f} s above max_load under load (peak {theirs.average_load_peak:.0f} "
@@ -264,7 +266,7 @@ def _above_in_words(by_policy: Mapping[str, Outcome]) -> str:
     )
 
 
-def worker_waited_for(outcome: Outcome) -> int | None:
+def worker_waited_for(outcome: SimulationResult) -> int | None:
     """Return the number of the worker that was missing when the load first stayed above max_load.
 
     `None` means that it never did.
@@ -282,7 +284,7 @@ def _runs(names: Sequence[str], progress: Progress) -> Runs:
     runs: Runs = {}
     for name in names:
         progress(f"{PAPER[name].about} …")
-        printed = simulate(PAPER[name], elasticity=Elasticity(looks_ahead=False))
+        printed = simulate(PAPER[name], elasticity=LoadLawSettings(looks_ahead=False))
         runs[name] = {
             AS_PRINTED: msgspec.structs.replace(printed, policy=AS_PRINTED),
             **{policy.value: simulate(with_policy(PAPER[name], policy)) for policy in _POLICIES},
@@ -302,7 +304,7 @@ def _section(
     bars: Sequence[Bar],
     paper_figures: Mapping[str, Reference],
     notes: Sequence[str] = (),
-) -> Section:
+) -> ExperimentSection:
     drawings = []
     for scenario, by_policy in runs.items():
         file = f"{scenario}.png"
@@ -319,7 +321,7 @@ def _section(
                 "average load at its peaks; dotted are max_load and what it does say.",
             )
         )
-    return Section(
+    return ExperimentSection(
         name=name,
         title=title,
         source=source,
@@ -336,7 +338,7 @@ def _section(
     )
 
 
-def _table(runs: Runs) -> Table:
+def _table(runs: Runs) -> ReportTable:
     rows = [
         [
             scenario.replace("-", " "),
@@ -352,7 +354,7 @@ def _table(runs: Runs) -> Table:
         for scenario, by_policy in runs.items()
         for policy, one in by_policy.items()
     ]
-    return Table(
+    return ReportTable(
         "The paper's policy, and ours on the same ramp",
         [
             *("figure", "policy", "peak load", "s above max_load", "of it late", "workers max"),

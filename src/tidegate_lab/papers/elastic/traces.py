@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tidegate.core.scaling import ScalingPolicy
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.elastic import contest
-from tidegate.lab.elastic.contest import Score, Tuned
-from tidegate.lab.elastic.figures import draw_scatter, name_of
-from tidegate.lab.report.section import Drawing, Section
-from tidegate.lab.telesto.confidence import estimate
-from tidegate.report.chart import Table
-from tidegate.simulation.generators import KINDS
+from tidegate.core.topology import ScalingPolicy
+from tidegate.report.charts import ReportTable
+from tidegate.simulation.figures import draw_scatter, name_of
+from tidegate.simulation.traces import KINDS
+from tidegate_lab.bench.compare_report import Bar
+from tidegate_lab.papers.elastic import contest
+from tidegate_lab.papers.elastic.contest import Score, TunedContender
+from tidegate_lab.papers.telesto.phases import estimate
+from tidegate_lab.report import Drawing, ExperimentSection
 
 OURS = ScalingPolicy.FEED_FORWARD.value
 OTHERS = (ScalingPolicy.LOAD.value, ScalingPolicy.LENGTH.value)
@@ -28,7 +28,7 @@ TRACES_MIN = 20
 
 def traces_section(
     traces: int, first_seed: int, folder: Path, progress: contest.Progress
-) -> Section:
+) -> ExperimentSection:
     """Tune the policies on one half of the traces, and compare them on the other half.
 
     The tuning half always begins at the same seed; the unseen half begins at `first_seed`.
@@ -48,7 +48,7 @@ def traces_section(
     return _section(tuned, scores, tuning, unseen, first_seed)
 
 
-def _tuned(arena: contest.Arena, tuning: Sequence[int]) -> dict[str, Tuned]:
+def _tuned(arena: contest.ContestRunner, tuning: Sequence[int]) -> dict[str, TunedContender]:
     tuned = {
         ScalingPolicy.LOAD.value: arena.tune(contest.load_grid(), tuning),
         ScalingPolicy.LENGTH.value: arena.tune(contest.length_grid(), tuning),
@@ -68,12 +68,12 @@ def _tuned(arena: contest.Arena, tuning: Sequence[int]) -> dict[str, Tuned]:
 
 
 def _section(
-    tuned: Mapping[str, Tuned],
+    tuned: Mapping[str, TunedContender],
     scores: Mapping[str, Sequence[Score]],
     tuning: Sequence[int],
     unseen: Sequence[int],
     first_seed: int,
-) -> Section:
+) -> ExperimentSection:
     means = {name: contest.means_of(of) for name, of in scores.items()}
     bars = [
         _paired_bar(scores, other, figure, label)
@@ -81,7 +81,7 @@ def _section(
         for figure, label in FIGURES.items()
     ]
     ours, load, length = means[OURS], means[OTHERS[0]], means[OTHERS[1]]
-    return Section(
+    return ExperimentSection(
         name="traces",
         title=f"Beyond the papers: {len(tuning) + len(unseen)} traces, three policies",
         source=(
@@ -188,8 +188,8 @@ def _values(scores: Sequence[Score], figure: str) -> list[float]:
     return [float(getattr(one, figure)) for one in scores]
 
 
-def _means_table(scores: Mapping[str, Sequence[Score]]) -> Table:
-    return Table(
+def _means_table(scores: Mapping[str, Sequence[Score]]) -> ReportTable:
+    return ReportTable(
         "Means over the unseen traces, with their 95 % intervals",
         ["policy", *FIGURES.values(), "drains given up"],
         [
@@ -205,21 +205,21 @@ def _means_table(scores: Mapping[str, Sequence[Score]]) -> Table:
     )
 
 
-def _difference_table(scores: Mapping[str, Sequence[Score]]) -> Table:
+def _difference_table(scores: Mapping[str, Sequence[Score]]) -> ReportTable:
     rows = []
     for other in OTHERS:
         cells = [f"feed-forward − {name_of(other)}"]
         for figure, digits in (("above_s", 1), ("machine_s", 0), ("reversals", 2)):
             cells.append(_with_interval(_differences(scores, other, figure), digits))
         rows.append(cells)
-    return Table(
+    return ReportTable(
         "The same trace under both: mean differences, with their 95 % intervals",
         ["difference", *FIGURES.values()],
         rows,
     )
 
 
-def _kinds_table(scores: Mapping[str, Sequence[Score]]) -> Table:
+def _kinds_table(scores: Mapping[str, Sequence[Score]]) -> ReportTable:
     rows = []
     for kind in KINDS:
         for name, of in scores.items():
@@ -235,11 +235,11 @@ def _kinds_table(scores: Mapping[str, Sequence[Score]]) -> Table:
                         f"{means['reversals']:.2f}",
                     ]
                 )
-    return Table("By kind of load", ["kind", "policy", *FIGURES.values()], rows)
+    return ReportTable("By kind of load", ["kind", "policy", *FIGURES.values()], rows)
 
 
-def _tried_table(name: str, tuned: Tuned) -> Table:
-    return Table(
+def _tried_table(name: str, tuned: TunedContender) -> ReportTable:
+    return ReportTable(
         f"What was tried for {name_of(name)} on the tuning half",
         ["settings", "traces", *FIGURES.values(), "cost"],
         [

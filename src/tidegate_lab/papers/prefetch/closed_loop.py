@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from pathlib import Path
+from random import Random
+from typing import Self
 
 import msgspec
 
-from tidegate.core.prefetch import ControllerKind
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.prefetch.bench import Bench
-from tidegate.lab.prefetch.plan import PAPER_CLOSED_LOOP
-from tidegate.lab.prefetch.track import Spread, Track, back_after_s
-from tidegate.lab.report.figures import Line, Panel, draw_rows
-from tidegate.lab.report.section import Drawing, Section
-from tidegate.laws.pole_placement import Gains, steady_rate_per_s
-from tidegate.laws.prefetch_design import resampled
-from tidegate.laws.prefetch_steering import PrefetchSteering
-from tidegate.report import palette
-from tidegate.report.chart import Table
+from tidegate.core.prefetch import ConsumerSample, ControllerKind, PrefetchGoal, PrefetchModel
+from tidegate.laws.estimation import IdentifiedModel, LinearRange
+from tidegate.laws.prefetch.design import Gains, resample_model, steady_rate_per_s
+from tidegate.laws.prefetch.loop import PrefetchRegulator
+from tidegate.report import charts
+from tidegate.report.charts import ReportTable
+from tidegate.simulation.figures import Line, Panel, draw_rows
+from tidegate.tuning import TuningGoal
+from tidegate.tuning.experiment import (
+    ExperimentPhase,
+    ExperimentRecord,
+    ExperimentSampler,
+    TuningRefused,
+    excitation,
+    identify_samples,
+    range_to_excite,
+)
+from tidegate_lab.bench.compare_report import Bar
+from tidegate_lab.papers.prefetch.plan import (
+    PAPER_CLOSED_LOOP,
+    PREFETCH_MAX,
+    BrokerKind,
+    MeterTrack,
+    PrefetchPlan,
+    RateSpread,
+    Testbed,
+    TestbedConsumer,
+    back_after_s,
+)
+from tidegate_lab.papers.prefetch.scene import process_testbed
+from tidegate_lab.papers.prefetch.simulated import SimulatedTestbed
+from tidegate_lab.report import Drawing, ExperimentFailed, ExperimentSection, Progress
 
 MEAN_WITHIN = 0.01
 OFFSET_WITHIN = 0.05
@@ -25,11 +49,11 @@ SETTLED_WITHIN = 0.05
 # The limits of the sampled rate's deviation, for the paper's samples and for shorter ones.
 DEVIATION_MAX_PER_S, DEVIATION_MAX_SHORT_PER_S = 20.0, 40.0
 PAPER_SAMPLE_S = 10.0
-START = 1
-_TARGET = palette.GREY.light
+LOOP_START = 1
+_TARGET = charts.GREY.light
 
 
-class Held(msgspec.Struct, frozen=True):
+class ControllerRun(msgspec.Struct, frozen=True):
     """The run of one controller."""
 
     kind: ControllerKind
@@ -40,17 +64,17 @@ class Held(msgspec.Struct, frozen=True):
     prefetches: list[float]
     settled_after_s: float
     # The rates after the required settling time.
-    spread: Spread
+    spread: RateSpread
 
 
-def closed_loop_section(bench: Bench, folder: Path) -> Section:
+def closed_loop_section(bench: TestbedRun, folder: Path) -> ExperimentSection:
     """Run the three controllers one after the other."""
     target = bench.plan.target_per_s
     sample_s, settle_s = bench.plan.sample_s, bench.plan.settle_s
     runs = [hold(bench, kind, sample_s=sample_s, settle_s=settle_s) for kind in ControllerKind]
     draw_held(runs, target, sample_s, settle_s, folder / "fig5-7.png")
     by_kind = {run.kind: run for run in runs}
-    return Section(
+    return ExperimentSection(
         name="fig5",
         title=f"Figures 5 to 7: closed loop at {target:.0f} msg/s",
         source=f"Section 3.4, figures 5 to 7; samples of {sample_s:g} s (the paper: 10 s)",
@@ -64,7 +88,7 @@ def closed_loop_section(bench: Bench, folder: Path) -> Section:
             )
         ],
         tables=[
-            Table(
+            ReportTable(
                 f"Mean and standard deviation of {bench.plan.watched_samples} samples of "
                 f"{sample_s:g} s after settling",
                 ("", "paper", "ours", "by theory", "settled after", "gains"),
@@ -96,7 +120,7 @@ def closed_loop_section(bench: Bench, folder: Path) -> Section:
     )
 
 
-def integral_bars(run: Held, target: float, sample_s: float, settle_s: float) -> list[Bar]:
+def integral_bars(run: ControllerRun, target: float, sample_s: float, settle_s: float) -> list[Bar]:
     """Return the bars of PI control."""
     return [
         Bar(
@@ -117,15 +141,17 @@ def integral_bars(run: Held, target: float, sample_s: float, settle_s: float) ->
     ]
 
 
-def hold(bench: Bench, kind: ControllerKind, *, sample_s: float, settle_s: float) -> Held:
+def hold(
+    bench: TestbedRun, kind: ControllerKind, *, sample_s: float, settle_s: float
+) -> ControllerRun:
     """Run one controller from prefetch 1, and measure it at the target."""
     plan, scene = bench.plan, bench.scene
     goal = bench.goal(kind, sample_s=sample_s, settle_s=settle_s)
-    gains = PrefetchSteering(goal, None, START).gains
-    model = resampled(bench.model(), sample_s)
+    gains = PrefetchRegulator(goal, None, LOOP_START).gains
+    model = resample_model(bench.model(), sample_s)
     expected = steady_rate_per_s(model, gains, plan.target_per_s)
     bench.progress(f"{kind}: {gains}; to rest at {expected:.0f} msg/s …")
-    with scene.consumer(START) as consumer:
+    with scene.consumer(LOOP_START) as consumer:
         scene.steer(consumer, goal)
         try:
             # 0.3 s more, because the meter's last note may come 0.1 s before the end.
@@ -139,16 +165,16 @@ def held_of(
     kind: ControllerKind,
     gains: Gains,
     expected_per_s: float,
-    track: Track,
+    track: MeterTrack,
     sample_s: float,
     settle_s: float,
-) -> Held:
+) -> ControllerRun:
     points = track.samples(sample_s)
     rates = [point.rate_per_s for point in points]
     settled = [point.rate_per_s for point in points if point.at_s > settle_s + 0.5 * sample_s]
-    spread = Spread.of(settled)
+    spread = RateSpread.of(settled)
     rest = expected_per_s if kind is not ControllerKind.P else spread.mean_per_s
-    return Held(
+    return ControllerRun(
         kind=kind,
         gains=str(gains),
         expected_per_s=expected_per_s,
@@ -159,7 +185,7 @@ def held_of(
     )
 
 
-def _offset_bar(proportional: Held, target: float) -> Bar:
+def _offset_bar(proportional: ControllerRun, target: float) -> Bar:
     predicted = target - proportional.expected_per_s
     found = target - proportional.spread.mean_per_s
     return Bar(
@@ -172,7 +198,7 @@ def _offset_bar(proportional: Held, target: float) -> Bar:
 
 
 def draw_held(
-    runs: list[Held], target: float, sample_s: float, settle_s: float, file: Path
+    runs: list[ControllerRun], target: float, sample_s: float, settle_s: float, file: Path
 ) -> None:
     panels = []
     for run in runs:
@@ -196,3 +222,216 @@ def draw_held(
             )
         )
     draw_rows(panels, file, same_scale=True)
+
+
+# -- bench --
+# The parts that the prefetch experiments of a run share: testbed, open loop and model.
+#
+# Each part is made when an experiment first uses it, so that each experiment can run alone.
+
+
+# Seconds in which the messages in flight from the last level arrive.
+FLUSH_S = 0.3
+# P control has an offset. With a small overshoot the offset would be so large that the prefetch
+# would reach its limit.
+PROPORTIONAL_OVERSHOOT = 0.5
+
+
+class TestbedRun:
+    """The testbed of one run and its measured model; use it with `with`."""
+
+    def __init__(
+        self,
+        engine: BrokerKind,
+        plan: PrefetchPlan,
+        progress: Progress,
+        *,
+        is_simulated: bool = False,
+    ) -> None:
+        self.engine = engine
+        self.is_simulated = is_simulated
+        self.plan = plan
+        self.progress = progress
+        self._stack = contextlib.ExitStack()
+        self._scene: Testbed | None = None
+        self._record: ExperimentRecord | None = None
+        self._identified: tuple[LinearRange, IdentifiedModel] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def scene(self) -> Testbed:
+        if self._scene is None and self.is_simulated:
+            self._scene = SimulatedTestbed(self.engine, self.plan.setting)
+        elif self._scene is None:
+            self.progress(f"starting {self.engine} …")
+            scene = process_testbed(self.engine, self.plan.setting)
+            self._scene = self._stack.enter_context(scene)
+        return self._scene
+
+    @property
+    def wish(self) -> TuningGoal:
+        return TuningGoal(
+            target_per_s=self.plan.target_per_s,
+            settle_s=self.plan.settle_s,
+            high=PREFETCH_MAX,
+            sample_s=self.plan.sample_s,
+            excited_samples=self.plan.excited_samples,
+        )
+
+    # The plant
+
+    def open_loop(self) -> ExperimentRecord:
+        """Return the rate at every level of the prefetch; measured at the first call."""
+        if self._record is None:
+            record, plan = ExperimentRecord(), self.plan
+            with self.scene.consumer(plan.levels[0]) as consumer:
+                for level in plan.levels:
+                    consumer.set_prefetch(level)
+                    consumer.watch(FLUSH_S)
+                    # The meter notes every 0.1 s, so 0.2 s more for a complete last sample.
+                    seconds = plan.level_samples * plan.sample_s + 0.2
+                    rates = consumer.watch(seconds).rates(plan.sample_s)
+                    point = record.add_point(level, rates)
+                    self.progress(f"prefetch {level}: {point.rate_per_s:.0f} msg/s")
+            self._record = record
+        return self._record
+
+    def identified(self) -> tuple[LinearRange, IdentifiedModel]:
+        """Return the linear range and the model there, identified as `tidegate tune` does.
+
+        `ExperimentFailed` means that the measurements do not give a model.
+        """
+        if self._identified is None:
+            record, wish = self.open_loop(), self.wish
+            with self.scene.consumer(1) as consumer:
+                sampling = ExperimentSampler(_Measured(consumer), wish.sample_s, record, _unheard)
+                try:
+                    line = range_to_excite(sampling, wish)
+                    moves = excitation(
+                        int(line.low), int(line.high), wish.excited_samples, Random(wish.seed)
+                    )
+                    self.progress(f"{len(moves)} samples at random prefetches to {line.high:g} …")
+                    asyncio.run(_excite(sampling, moves))
+                    self._identified = (line, identify_samples(record))
+                except TuningRefused as refused:
+                    raise ExperimentFailed(f"no model: {refused}") from None
+        return self._identified
+
+    def model(self) -> PrefetchModel:
+        line, found = self.identified()
+        return PrefetchModel(
+            a=found.a,
+            b=found.b,
+            offset_per_s=found.offset_per_s,
+            sample_s=self.plan.sample_s,
+            low=int(line.low),
+            high=int(line.high),
+            engine=str(self.engine),
+        )
+
+    # The goal
+
+    def goal(
+        self,
+        kind: ControllerKind = ControllerKind.PI,
+        *,
+        sample_s: float | None = None,
+        settle_s: float | None = None,
+    ) -> PrefetchGoal:
+        """Return the goal with the identified model.
+
+        It is not adaptive, so that the results belong to one design. None for `sample_s` or
+        `settle_s` means the value of the plan.
+        """
+        is_proportional = kind is ControllerKind.P
+        return PrefetchGoal(
+            rate_per_s=self.plan.target_per_s,
+            settle_s=settle_s or self.plan.settle_s,
+            overshoot=PROPORTIONAL_OVERSHOOT if is_proportional else 0.05,
+            controller=kind,
+            sample_s=sample_s or self.plan.sample_s,
+            high=PREFETCH_MAX,
+            adaptive=False,
+            model=self.model(),
+        )
+
+
+class _Measured:
+    """An adapter from a consumer of the testbed to the interface of `tidegate tune`."""
+
+    says = "the consumer of the scene"
+    leaves = "the scene ends with its consumer"
+    feeds_itself = False
+
+    def __init__(self, consumer: TestbedConsumer) -> None:
+        self._consumer = consumer
+        self._prefetch = 0
+
+    async def set_prefetch(self, prefetch: int) -> None:
+        if prefetch != self._prefetch:
+            self._consumer.set_prefetch(prefetch)
+            self._prefetch = prefetch
+
+    async def measure(self, interval_s: float) -> ConsumerSample:
+        # The meter notes every 0.1 s, so the actual length of the sample differs a little.
+        track = self._consumer.watch(interval_s)
+        first, last = track.notes[0], track.notes[-1]
+        lasted_s = last.at - first.at
+        return ConsumerSample(
+            at=last.at,
+            interval_s=lasted_s,
+            arrived_per_s=(last.delivered - first.delivered) / lasted_s,
+            prefetch=float(self._prefetch),
+        )
+
+    async def close(self) -> None:
+        """Do nothing, because the testbed owns the consumer."""
+
+
+def _unheard(phase: ExperimentPhase, prefetch: int, rate_per_s: float) -> None:
+    """Ignore the progress of single samples."""
+
+
+async def _excite(sampling: ExperimentSampler, moves: list[tuple[ExperimentPhase, int]]) -> None:
+    await sampling.rest(ExperimentPhase.SETTLING, moves[0][1])
+    for phase, prefetch in moves:
+        await sampling.take(phase, prefetch)
+
+
+# -- long_samples --
+# Figure 6 with samples as long as the paper's: PI control, ten times slower.
+#
+# The model is that of the other experiments, whose samples have a tenth of the length.
+# `laws/prefetch_design.resampled` converts it to the longer samples.
+
+
+TIMES = 10.0
+
+
+def long_samples_section(bench: TestbedRun, folder: Path) -> ExperimentSection:
+    """Run PI control only, because P and PID have no bar here."""
+    plan = bench.plan
+    sample_s, settle_s = TIMES * plan.sample_s, TIMES * plan.settle_s
+    run = hold(bench, ControllerKind.PI, sample_s=sample_s, settle_s=settle_s)
+    draw_held([run], plan.target_per_s, sample_s, settle_s, folder / "fig6.png")
+    return ExperimentSection(
+        name="fig6",
+        title=f"Figure 6: PI with samples of {sample_s:g} s",
+        source="Section 3.4, figure 6",
+        paper="{:.0f} ± {:.0f} msg/s.".format(*PAPER_CLOSED_LOOP[ControllerKind.PI]),
+        ours=f"{run.spread} msg/s over {run.spread.samples} samples.",
+        drawings=[
+            Drawing(
+                "fig6.png",
+                "Sampled arrival rate from a start at prefetch 1; what is to the right of the "
+                "settling time counts.",
+            )
+        ],
+        bars=integral_bars(run, plan.target_per_s, sample_s, settle_s),
+        data=msgspec.to_builtins(run),
+    )

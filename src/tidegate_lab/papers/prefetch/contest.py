@@ -17,22 +17,31 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidegate.core.prefetch import PrefetchGoal
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.prefetch.bench import Bench
-from tidegate.lab.prefetch.plan import PREFETCH_MAX
-from tidegate.lab.prefetch.publishers_process import PAYLOAD_BYTES
-from tidegate.lab.prefetch.stage import Stage, StagedConsumer
-from tidegate.lab.prefetch.track import Track
-from tidegate.lab.report.figures import draw_bars
-from tidegate.lab.report.section import Drawing, Section
-from tidegate.report.chart import Table
+from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
+from tidegate.laws.prefetch.controller import WorkloadSchedule
+from tidegate.report.charts import ReportTable
+from tidegate.simulation.figures import Line, Panel, draw_bars, draw_rows
+from tidegate_lab.bench.compare_report import Bar
+from tidegate_lab.papers.prefetch.closed_loop import TestbedRun
+from tidegate_lab.papers.prefetch.plan import (
+    PREFETCH_MAX,
+    MeterTrack,
+    PrefetchPlan,
+    RateSpread,
+    Setting,
+    Testbed,
+    TestbedConsumer,
+    back_after_s,
+)
+from tidegate_lab.papers.prefetch.publishers_process import PAYLOAD_BYTES
+from tidegate_lab.papers.prefetch.simulated import SimulatedTestbed
+from tidegate_lab.report import Drawing, ExperimentSection
 
 # More than the length limit of the queue, so in effect unlimited.
 UNLIMITED = 65_535
 FIXED = (1, 10, 250, UNLIMITED)
 CONTROLLED = "controlled"
-START = 10
+CONTEST_START = 10
 # The required speed relative to the best; 1 % is the difference between equal rounds.
 AS_FAST = 0.99
 LESS_HELD = 10.0
@@ -41,7 +50,7 @@ FAIR_WINDOW_S = 0.5
 JOIN_AFTER_S = 1.0
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class ContestResult(msgspec.Struct, frozen=True):
     """The result of one contender."""
 
     name: str
@@ -56,7 +65,7 @@ class Outcome(msgspec.Struct, frozen=True):
     first_handled: int
 
 
-def contest_section(bench: Bench, folder: Path) -> Section:
+def contest_section(bench: TestbedRun, folder: Path) -> ExperimentSection:
     """Measure all contenders in turn."""
     plan = bench.plan
     goal = PrefetchGoal(
@@ -67,17 +76,17 @@ def contest_section(bench: Bench, folder: Path) -> Section:
         model=bench.model(),
     )
     ways = [_Way(_name(prefetch), prefetch, None) for prefetch in FIXED]
-    ways.append(_Way(CONTROLLED, START, goal))
+    ways.append(_Way(CONTROLLED, CONTEST_START, goal))
     # In turn, so that other load on the machine affects all contenders alike.
     alone = [[_alone(bench, way) for way in ways] for _ in range(plan.contest_rounds)]
     outcomes = [
         _outcome(bench, way, [one[place] for one in alone]) for place, way in enumerate(ways)
     ]
-    _draw(outcomes, folder / "contest.png")
+    _draw_contest(outcomes, folder / "contest.png")
     *fixed, controlled = outcomes
     best = max(one.handled_per_s for one in fixed)
     greedy = min(one.held_bytes for one in fixed if one.name in (_name(250), _name(UNLIMITED)))
-    return Section(
+    return ExperimentSection(
         name="contest",
         title="Against fixed prefetches",
         source="Sections 2 and 3.1: keep consumers busy, and messages in the broker",
@@ -89,7 +98,7 @@ def contest_section(bench: Bench, folder: Path) -> Section:
         ),
         drawings=[Drawing("contest.png", "Handled a second, and messages held in the consumer.")],
         tables=[
-            Table(
+            ReportTable(
                 f"Alone at a full queue, and two at {plan.shared_messages} messages",
                 (
                     *("prefetch", "handled/s", "busy", "ms for each", "held", "bytes held"),
@@ -155,7 +164,7 @@ class _Way(NamedTuple):
     goal: PrefetchGoal | None
 
 
-def _alone(bench: Bench, way: _Way) -> Track:
+def _alone(bench: TestbedRun, way: _Way) -> MeterTrack:
     bench.progress(f"prefetch {way.name} …")
     scene, plan = bench.scene, bench.plan
     try:
@@ -171,7 +180,7 @@ def _alone(bench: Bench, way: _Way) -> Track:
         scene.steer_no_more()
 
 
-def _outcome(bench: Bench, way: _Way, alone: list[Track]) -> Outcome:
+def _outcome(bench: TestbedRun, way: _Way, alone: list[MeterTrack]) -> ContestResult:
     bench.progress(f"two with prefetch {way.name} …")
     scene = bench.scene
     try:
@@ -183,7 +192,7 @@ def _outcome(bench: Bench, way: _Way, alone: list[Track]) -> Outcome:
         scene.publish(1.0)
     held = fmean(note.held for track in alone for note in track.notes)
     joined_at = second.began_at
-    return Outcome(
+    return ContestResult(
         name=way.name,
         handled_per_s=fmean(_handled(track) / track.seconds for track in alone),
         busy=fmean(_busy_s(track) / track.seconds for track in alone),
@@ -195,7 +204,7 @@ def _outcome(bench: Bench, way: _Way, alone: list[Track]) -> Outcome:
     )
 
 
-def _together(bench: Bench, way: _Way) -> tuple[Track, Track]:
+def _together(bench: TestbedRun, way: _Way) -> tuple[MeterTrack, MeterTrack]:
     """Run a consumer, let a second one join, and return the tracks of both."""
     scene = bench.scene
     with scene.consumer(way.prefetch) as first:
@@ -212,14 +221,14 @@ def _together(bench: Bench, way: _Way) -> tuple[Track, Track]:
             return first.track, second.track
 
 
-def _is_at_work(first: StagedConsumer, second: StagedConsumer) -> bool:
+def _is_at_work(first: TestbedConsumer, second: TestbedConsumer) -> bool:
     """Watch both consumers for a while, and return whether any message was handled."""
     began_at = first.watch(FAIR_WINDOW_S).began_at
     second.watch(0.0)
     return _handled(first.track.since(began_at)) + _handled(second.track.since(began_at)) > 0
 
 
-def _leave(scene: Stage, messages: int) -> None:
+def _leave(scene: Testbed, messages: int) -> None:
     """Leave about `messages` messages in the queue, and pause the publishers."""
     scene.publish(0.0)
     scene.purge()
@@ -229,7 +238,7 @@ def _leave(scene: Stage, messages: int) -> None:
     scene.publish(0.0)
 
 
-def _fair_after_s(first: Track, second: Track, joined_at: float) -> float | None:
+def _fair_after_s(first: MeterTrack, second: MeterTrack, joined_at: float) -> float | None:
     pairs = zip(
         first.since(joined_at).samples(FAIR_WINDOW_S),
         second.since(joined_at).samples(FAIR_WINDOW_S),
@@ -241,15 +250,15 @@ def _fair_after_s(first: Track, second: Track, joined_at: float) -> float | None
     return None
 
 
-def _handled(track: Track) -> int:
+def _handled(track: MeterTrack) -> int:
     return track.notes[-1].handled - track.notes[0].handled if track.notes else 0
 
 
-def _busy_s(track: Track) -> float:
+def _busy_s(track: MeterTrack) -> float:
     return track.notes[-1].busy_s - track.notes[0].busy_s if track.notes else 0.0
 
 
-def _draw(outcomes: list[Outcome], file: Path) -> None:
+def _draw_contest(outcomes: list[ContestResult], file: Path) -> None:
     held = "Held in the consumer, messages"
     draw_bars(
         {
@@ -259,3 +268,200 @@ def _draw(outcomes: list[Outcome], file: Path) -> None:
         file,
         logarithmic=[held],
     )
+
+
+# -- profiles --
+# Workload profiles, which are future work of the paper: one model for each workload.
+#
+# There are two workloads; the network delay of one is four times that of the other. A model of each
+# is identified as `tidegate tune` does. Then one consumer changes between the workloads. Three runs
+# use the model of the first, the model of the second, or the model of the current workload. The law
+# `laws/workload_schedule` recognizes the current workload by the rate per unit of prefetch.
+#
+# The experiment always runs in virtual time, so that the runs differ in the law only.
+
+
+NEAR, FAR, SCHEDULED = "near", "far", "whichever is at hand"
+# The delay in each direction.
+DELAYS_S = {NEAR: 0.003, FAR: 0.012}
+LEVELS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
+SAMPLE_S, SETTLE_S = 0.5, 10.0
+# The sequence of workloads.
+VISITS = (NEAR, FAR, NEAR, FAR, NEAR)
+WITHIN = 0.05
+
+
+class WorkloadPeriod(msgspec.Struct, frozen=True):
+    """A period with one workload, from its start."""
+
+    workload: str
+    rates_per_s: list[float]
+    settled_after_s: float
+    # The rates after the settling time.
+    spread: RateSpread
+
+
+class ProfileRun(msgspec.Struct, frozen=True):
+    """The run with one choice of models."""
+
+    by: str
+    visits: list[WorkloadPeriod]
+    # The chosen model at each change.
+    chosen: list[str]
+
+    @property
+    def longest_s(self) -> float:
+        """The longest settling time, without the first period, which begins at prefetch 1."""
+        return max(one.settled_after_s for one in self.visits[1:])
+
+    @property
+    def deviation_per_s(self) -> float:
+        return max(one.spread.deviation_per_s for one in self.visits)
+
+
+def profiles_section(bench: TestbedRun, folder: Path) -> ExperimentSection:
+    """Run the three choices of models over the same sequence of workloads."""
+    target = PrefetchPlan().target_per_s
+    models = {name: _identified(bench, name) for name in DELAYS_S}
+    runs = [_steered(bench, by, models, target) for by in (NEAR, FAR, SCHEDULED)]
+    scheduled = runs[-1]
+    _draw_profiles(runs, target, folder / "profiles.png")
+    return ExperimentSection(
+        name="profiles",
+        title="Workload profiles",
+        source="Section 5, future work: models of workload profiles",
+        paper="One kind of workload; others are left for later.",
+        ours=(
+            f"With the model of whichever workload is at hand the rate has settled "
+            f"{scheduled.longest_s:.1f} s after a change at the latest and deviates by at most "
+            f"{scheduled.deviation_per_s:.0f} msg/s; with that of one workload alone "
+            + ", ".join(
+                f"{run.longest_s:.1f} s and {run.deviation_per_s:.0f} msg/s ({run.by})"
+                for run in runs[:-1]
+            )
+            + "."
+        ),
+        drawings=[
+            Drawing(
+                "profiles.png",
+                f"Sampled arrival rate, samples of {SAMPLE_S:g} s; marked is where the way becomes "
+                "longer or shorter.",
+            )
+        ],
+        tables=[
+            ReportTable(
+                "Models, by what `tidegate tune prefetch` does",
+                ("workload", "each way", "a", "b", "a unit is worth"),
+                [
+                    (
+                        name,
+                        f"{1e3 * DELAYS_S[name]:g} ms",
+                        f"{model.a:.2f}",
+                        f"{model.b:.1f}",
+                        f"{model.worth_per_s:.0f} msg/s",
+                    )
+                    for name, model in models.items()
+                ],
+            ),
+            ReportTable(
+                f"Mean of five samples within {WITHIN:.0%} of {target:.0f} msg/s after, s; then "
+                "mean and standard deviation",
+                ("steered by the model of", *(f"{n + 1}: {at}" for n, at in enumerate(VISITS))),
+                [
+                    (
+                        run.by,
+                        *(f"{one.settled_after_s:.1f}; {one.spread}" for one in run.visits),
+                    )
+                    for run in runs
+                ],
+            ),
+        ],
+        bars=[
+            Bar(
+                f"{SCHEDULED}: settled after a change",
+                scheduled.longest_s,
+                SETTLE_S,
+                "s",
+                at_most=True,
+                beyond_the_issue=True,
+            )
+        ],
+        notes=[
+            "In virtual time, whatever the engine. Nobody is asked which workload it is: what a "
+            "unit of prefetch brings tells.",
+            f"Chosen in turn: {', '.join(scheduled.chosen) or 'none'}.",
+        ],
+        data={run.by: msgspec.to_builtins(run) for run in runs},
+    )
+
+
+def _identified(bench: TestbedRun, name: str) -> PrefetchModel:
+    plan = PrefetchPlan(setting=Setting(delay_s=DELAYS_S[name]), levels=LEVELS)
+    with TestbedRun(bench.engine, plan, _summary_lines, is_simulated=True) as there:
+        model = there.model()
+    bench.progress(f"{name}: a unit of prefetch is worth {model.worth_per_s:.0f} msg/s")
+    return model
+
+
+def _steered(
+    bench: TestbedRun, by: str, models: dict[str, PrefetchModel], target_per_s: float
+) -> ProfileRun:
+    goal = PrefetchGoal(
+        rate_per_s=target_per_s,
+        settle_s=SETTLE_S,
+        sample_s=SAMPLE_S,
+        high=PREFETCH_MAX,
+        adaptive=False,
+        model=models.get(by),
+    )
+    schedule = WorkloadSchedule(models) if by == SCHEDULED else None
+    scene = SimulatedTestbed(bench.engine, Setting(delay_s=DELAYS_S[VISITS[0]]))
+    visits: list[WorkloadPeriod] = []
+    with scene.consumer(1) as consumer:
+        consumer.steer(goal, schedule)
+        for workload in VISITS:
+            scene.set_delay(DELAYS_S[workload])
+            # Twice the settling time: the second half is measured.
+            rates = consumer.watch(2.0 * SETTLE_S + 0.2).rates(SAMPLE_S)
+            visits.append(
+                WorkloadPeriod(
+                    workload,
+                    rates,
+                    back_after_s(rates, target_per_s, SAMPLE_S, WITHIN),
+                    RateSpread.of(rates[-int(SETTLE_S / SAMPLE_S) :]),
+                )
+            )
+        chosen = [
+            note.rpartition(" ")[2]
+            for step in consumer.track.steps
+            for note in step.notes
+            if note.startswith("scheduled")
+        ]
+    run = ProfileRun(by, visits, chosen)
+    bench.progress(f"steered by {by}: settled {run.longest_s:.1f} s after a change at the latest")
+    return run
+
+
+def _draw_profiles(runs: list[ProfileRun], target_per_s: float, file: Path) -> None:
+    panels = []
+    for run in runs:
+        rates = [rate for visit in run.visits for rate in visit.rates_per_s]
+        began_s, moments = 0.0, {}
+        for number, visit in enumerate(run.visits, start=1):
+            moments[f"{number}: {visit.workload}"] = began_s
+            began_s += SAMPLE_S * len(visit.rates_per_s)
+        panels.append(
+            Panel(
+                f"Model: {run.by}",
+                "seconds",
+                "arrival rate, msg/s",
+                [Line("sampled", [SAMPLE_S * (k + 1) for k in range(len(rates))], rates)],
+                levels={"target": target_per_s},
+                moments=moments,
+            )
+        )
+    draw_rows(panels, file, same_scale=True)
+
+
+def _summary_lines(line: str) -> None:
+    """Ignore the progress of the identifications."""

@@ -15,26 +15,27 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.prefetch.bench import Bench
-from tidegate.lab.report.figures import Line, Panel, draw_panels
-from tidegate.lab.report.section import Drawing, Section
-from tidegate.laws.closed_loop import ClosedLoop, analyse, shown
-from tidegate.laws.controller_design import Requirement, find
-from tidegate.laws.least_squares import Model
-from tidegate.laws.pole_placement import (
+from tidegate.laws.prefetch.design import (
+    ControllerType,
     Gains,
-    Kind,
+    Requirement,
     closed_loop,
+    find_design,
     pi_gains,
     pid_gains,
     proportional_bounds,
     roots_within,
 )
-from tidegate.report.chart import Table
+from tidegate.laws.prefetch.fit import LinearModel
+from tidegate.report.charts import ReportTable
+from tidegate.simulation.figures import Line, Panel, draw_panels
+from tidegate.tuning.result import ClosedLoop, analyse_loop, format_poles
+from tidegate_lab.bench.compare_report import Bar
+from tidegate_lab.papers.prefetch.closed_loop import TestbedRun
+from tidegate_lab.report import Drawing, ExperimentSection
 
 # The paper prints a = 0.26, but its printed bounds of Kp follow from 0.2631.
-PAPER_MODEL = Model(0.2631, 59.73, 0.0)
+PAPER_MODEL = LinearModel(0.2631, 59.73, 0.0)
 # The coefficients of the paper's polynomials for PI and PID, without the leading 1.
 PAPER_PI, PAPER_PID = (-1.0, 0.36), (-0.7, -0.063, 0.11)
 LATE_SAMPLES = 2
@@ -45,7 +46,7 @@ PLANTS = tuple(round(-0.5 + 0.05 * step, 2) for step in range(29))
 DRAWN_SAMPLES = 20
 
 
-class Printed(msgspec.Struct, frozen=True):
+class PaperValue(msgspec.Struct, frozen=True):
     """A number of the paper and our value of it."""
 
     what: str
@@ -64,7 +65,7 @@ class Printed(msgspec.Struct, frozen=True):
         return abs(round(off * 10.0**self.digits))
 
 
-class Vetted(msgspec.Struct, frozen=True):
+class RobustnessCheck(msgspec.Struct, frozen=True):
     """The loop that is designed for one plant, with its largest pole at each delay."""
 
     kind: str
@@ -75,14 +76,14 @@ class Vetted(msgspec.Struct, frozen=True):
     is_proved: bool
 
 
-def design_section(bench: Bench, folder: Path) -> Section:
+def design_section(bench: TestbedRun, folder: Path) -> ExperimentSection:
     """Compute the design of section 3.2 and the formal check of section 5."""
     model = PAPER_MODEL
     pi = pi_gains(model.a, model.b, PAPER_PI)
     pid = pid_gains(model.a, model.b, PAPER_PID)
     printed = printed_numbers(model, pi, pid)
-    loops = {gains.kind: analyse(model, gains, LATE_SAMPLES) for gains in (pi, pid)}
-    vetted = [_vetted(kind, a, model.b) for kind in Kind for a in PLANTS]
+    loops = {gains.kind: analyse_loop(model, gains, LATE_SAMPLES) for gains in (pi, pid)}
+    vetted = [_vetted(kind, a, model.b) for kind in ControllerType for a in PLANTS]
     designed = [one for one in vetted if one.radii is not None]
     unproved = [one for one in designed if not one.is_proved]
     bench.progress(f"{len(designed)} designs looked through, {len(unproved)} not proved stable")
@@ -91,7 +92,7 @@ def design_section(bench: Bench, folder: Path) -> Section:
     # than its inputs have, so it cannot be exact.
     exact = [one for one in printed if not one.what.startswith("PID")]
     rest = [one for one in printed if one.what.startswith("PID")]
-    return Section(
+    return ExperimentSection(
         name="design",
         title="Controllers by pole placement, and a formal check",
         source="Section 3.2, P, PI and PID; section 5, future work: formally check properties",
@@ -111,7 +112,7 @@ def design_section(bench: Bench, folder: Path) -> Section:
             )
         ],
         tables=[
-            Table(
+            ReportTable(
                 "The paper's numbers from a = 0.2631 and b = 59.73",
                 ("", "paper", "ours", "units of the last digit off"),
                 [
@@ -119,13 +120,13 @@ def design_section(bench: Bench, folder: Path) -> Section:
                     for one in printed
                 ],
             ),
-            Table(
+            ReportTable(
                 "The paper's loops on its model",
                 ("", "poles", "settles, samples", "overshoot", "largest pole, late by 0, 1, 2"),
                 [
                     (
                         str(kind),
-                        shown(loop.poles),
+                        format_poles(loop.poles),
                         f"{loop.predicted.settling_samples}",
                         f"{loop.predicted.overshoot:.0%}",
                         ", ".join(f"{radius:.3f}" for radius in loop.late_radii),
@@ -171,36 +172,39 @@ def design_section(bench: Bench, folder: Path) -> Section:
     )
 
 
-def printed_numbers(model: Model, pi: Gains, pid: Gains) -> list[Printed]:
+def printed_numbers(model: LinearModel, pi: Gains, pid: Gains) -> list[PaperValue]:
     """Return all numbers that the paper prints of its design."""
     low, high = proportional_bounds(model.a, model.b)
     return [
-        Printed("P: Kp above", "-0.01234", low),
-        Printed("P: Kp below", "0.02115", high),
-        Printed("PI: Kp", "-0.0016", pi.proportional),
-        Printed("PI: Ki", "0.0060", pi.integral),
-        Printed("PID: Kp", "0.0017761", pid.proportional),
-        Printed("PID: Ki", "0.0058096", pid.integral),
-        Printed("PID: Kd", "0.0018417", pid.derivative),
+        PaperValue("P: Kp above", "-0.01234", low),
+        PaperValue("P: Kp below", "0.02115", high),
+        PaperValue("PI: Kp", "-0.0016", pi.proportional),
+        PaperValue("PI: Ki", "0.0060", pi.integral),
+        PaperValue("PID: Kp", "0.0017761", pid.proportional),
+        PaperValue("PID: Ki", "0.0058096", pid.integral),
+        PaperValue("PID: Kd", "0.0018417", pid.derivative),
     ]
 
 
-def _vetted(kind: Kind, a: float, b: float) -> Vetted:
-    model = Model(a, b, 0.0)
-    placed = find(model, kind, REQUIREMENT)
+def _vetted(kind: ControllerType, a: float, b: float) -> RobustnessCheck:
+    model = LinearModel(a, b, 0.0)
+    placed = find_design(model, kind, REQUIREMENT)
     if placed is None:
-        return Vetted(str(kind), a, None, is_proved=False)
+        return RobustnessCheck(str(kind), a, None, is_proved=False)
     loops = [closed_loop(a, b, placed.gains, late) for late in range(LATE_SAMPLES + 1)]
-    return Vetted(
+    return RobustnessCheck(
         str(kind),
         a,
-        list(analyse(model, placed.gains, LATE_SAMPLES).late_radii),
+        list(analyse_loop(model, placed.gains, LATE_SAMPLES).late_radii),
         is_proved=all(roots_within(loop.denominator) for loop in loops),
     )
 
 
 def _draw(
-    loops: dict[Kind, ClosedLoop], vetted: list[Vetted], target_per_s: float, file: Path
+    loops: dict[ControllerType, ClosedLoop],
+    vetted: list[RobustnessCheck],
+    target_per_s: float,
+    file: Path,
 ) -> None:
     samples = [float(k) for k in range(DRAWN_SAMPLES)]
     steps = Panel(
@@ -213,7 +217,7 @@ def _draw(
         ],
         levels={"target": target_per_s},
     )
-    designed = [(one.a, one.radii) for one in vetted if one.kind == Kind.PI and one.radii]
+    designed = [(one.a, one.radii) for one in vetted if one.kind == ControllerType.PI and one.radii]
     radii = Panel(
         "Largest pole of a designed PI loop",
         "a of the plant",

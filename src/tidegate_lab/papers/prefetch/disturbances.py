@@ -14,14 +14,20 @@ from statistics import fmean
 import msgspec
 
 from tidegate.core.prefetch import PrefetchGoal
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.prefetch.bench import Bench
-from tidegate.lab.prefetch.blurred import Blur
-from tidegate.lab.prefetch.stage import Engine, Stage, StagedConsumer
-from tidegate.lab.prefetch.track import MEAN_OF, Track, back_after_s
-from tidegate.lab.report.figures import Line, Panel, draw_grid
-from tidegate.lab.report.section import Drawing, Section
-from tidegate.report.chart import Table
+from tidegate.report.charts import ReportTable
+from tidegate.simulation.figures import Line, Panel, draw_grid
+from tidegate_lab.bench.compare_report import Bar
+from tidegate_lab.papers.prefetch.closed_loop import TestbedRun
+from tidegate_lab.papers.prefetch.consumer_process import MeasurementNoise
+from tidegate_lab.papers.prefetch.plan import (
+    MEAN_OF,
+    BrokerKind,
+    MeterTrack,
+    Testbed,
+    TestbedConsumer,
+    back_after_s,
+)
+from tidegate_lab.report import Drawing, ExperimentSection
 
 BACK_WITHIN = 0.05
 # The burst: publishers first offer SCARCE times the target, then BURST times their usual rate for
@@ -34,7 +40,7 @@ NOISE = 0.1
 SATURATED = 0.5
 
 
-class Disturbed(msgspec.Struct, frozen=True):
+class DisturbanceResult(msgspec.Struct, frozen=True):
     """One disturbance and its result."""
 
     name: str
@@ -46,13 +52,13 @@ class Disturbed(msgspec.Struct, frozen=True):
     last_per_s: float
 
 
-class Trial:
+class DisturbanceTrial:
     """The testbed and the consumer on which the disturbances act.
 
     Each disturbance is a method that returns the time from which on the recovery counts.
     """
 
-    def __init__(self, bench: Bench, scene: Stage, consumer: StagedConsumer) -> None:
+    def __init__(self, bench: TestbedRun, scene: Testbed, consumer: TestbedConsumer) -> None:
         self.bench = bench
         self.scene = scene
         self.consumer = consumer
@@ -106,7 +112,7 @@ class Trial:
         self.consumer.watch(self.bench.plan.saturated_s)
         return self.quick_handler()
 
-    def blurred(self, blur: Blur) -> float:
+    def blurred(self, blur: MeasurementNoise) -> float:
         """Make a step of the target with disturbed measurements."""
         self.consumer.blur(blur)
         self.steer(STEP)
@@ -115,46 +121,46 @@ class Trial:
         return self.scene.now()
 
 
-_Do = Callable[[Trial], float]
+_Do = Callable[[DisturbanceTrial], float]
 
 PLANT: dict[str, tuple[str, _Do]] = {
-    "burst": ("a queue that ran dry, then a burst of publishers", Trial.burst),
-    "slow handler": ("the handler suddenly twice as slow", Trial.slow_handler),
-    "quick handler": ("the handler as quick as before", Trial.quick_handler),
-    "long way": ("the round trip doubled", Trial.long_way),
-    "short way": ("the round trip as before", Trial.short_way),
-    "saturation": ("a handler that could not keep up for a while", Trial.saturation),
+    "burst": ("a queue that ran dry, then a burst of publishers", DisturbanceTrial.burst),
+    "slow handler": ("the handler suddenly twice as slow", DisturbanceTrial.slow_handler),
+    "quick handler": ("the handler as quick as before", DisturbanceTrial.quick_handler),
+    "long way": ("the round trip doubled", DisturbanceTrial.long_way),
+    "short way": ("the round trip as before", DisturbanceTrial.short_way),
+    "saturation": ("a handler that could not keep up for a while", DisturbanceTrial.saturation),
 }
 MEASUREMENTS: dict[str, tuple[str, _Do]] = {
     "lost": (
         "one measurement in five lost, and a step of the target",
-        lambda trial: trial.blurred(Blur(lost=0.2)),
+        lambda trial: trial.blurred(MeasurementNoise(lost=0.2)),
     ),
     "noise": (
         f"measurements with {NOISE:.0%} of noise, and a step of the target",
-        lambda trial: trial.blurred(Blur(noise=NOISE)),
+        lambda trial: trial.blurred(MeasurementNoise(noise=NOISE)),
     ),
     "late by 1": (
         "measurements late by one sample, and a step of the target",
-        lambda trial: trial.blurred(Blur(late_samples=1)),
+        lambda trial: trial.blurred(MeasurementNoise(late_samples=1)),
     ),
     "late by 2": (
         "measurements late by two samples, and a step of the target",
-        lambda trial: trial.blurred(Blur(late_samples=2)),
+        lambda trial: trial.blurred(MeasurementNoise(late_samples=2)),
     ),
 }
 
 
-def disturbances_section(bench: Bench, folder: Path) -> Section:
+def disturbances_section(bench: TestbedRun, folder: Path) -> ExperimentSection:
     """Run all disturbances one after the other on one consumer."""
     scene = bench.scene
     # The node measures where it delivers, so no measurement can be lost on Tidegate.
-    disturbances = PLANT if scene.engine is Engine.TIDEGATE else PLANT | MEASUREMENTS
-    found: list[Disturbed] = []
+    disturbances = PLANT if scene.engine is BrokerKind.TIDEGATE else PLANT | MEASUREMENTS
+    found: list[DisturbanceResult] = []
     # The model first, because its measurement needs the queue for a single consumer.
     bench.model()
     with scene.consumer(1) as consumer:
-        trial = Trial(bench, scene, consumer)
+        trial = DisturbanceTrial(bench, scene, consumer)
         try:
             trial.steer()
             trial.settle()
@@ -167,27 +173,29 @@ def disturbances_section(bench: Bench, folder: Path) -> Section:
     return _section(bench, found, trial)
 
 
-def _disturb(trial: Trial, name: str, what: str, do: _Do) -> Disturbed:
+def _disturb(trial: DisturbanceTrial, name: str, what: str, do: _Do) -> DisturbanceResult:
     trial.bench.progress(f"{what} …")
-    trial.consumer.blur(Blur())
+    trial.consumer.blur(MeasurementNoise())
     # The rate before the disturbance shows whether the last one has left an effect.
     before = fmean(trial.consumer.watch(MEAN_OF * trial.sample_s + 0.2).rates(trial.sample_s))
     began_at = do(trial)
     already_s = trial.scene.now() - began_at
     wanted_s = trial.settle_s + MEAN_OF * trial.sample_s + 0.2
     trial.consumer.watch(max(wanted_s - already_s, 0.0))
-    track: Track = trial.consumer.track.since(began_at)
+    track: MeterTrack = trial.consumer.track.since(began_at)
     rates = track.rates(trial.sample_s)
     back_s = back_after_s(rates, trial.target_per_s, trial.sample_s, BACK_WITHIN)
     last = fmean(rates[-MEAN_OF:])
     trial.bench.progress(f"… back after {back_s:.1f} s, at {last:.0f} msg/s")
-    return Disturbed(name, what, rates, back_s, before, last)
+    return DisturbanceResult(name, what, rates, back_s, before, last)
 
 
-def _section(bench: Bench, found: list[Disturbed], trial: Trial) -> Section:
+def _section(
+    bench: TestbedRun, found: list[DisturbanceResult], trial: DisturbanceTrial
+) -> ExperimentSection:
     plan = bench.plan
     worst = max(found, key=lambda one: one.back_after_s)
-    return Section(
+    return ExperimentSection(
         name="disturbances",
         title="Disturbances",
         source="Section 5, future work: disturbances, measurement noise and delay",
@@ -204,7 +212,7 @@ def _section(bench: Bench, found: list[Disturbed], trial: Trial) -> Section:
             )
         ],
         tables=[
-            Table(
+            ReportTable(
                 f"Mean of five samples of {trial.sample_s:g} s back within {BACK_WITHIN:.0%} of "
                 f"{trial.target_per_s:.0f} msg/s",
                 ("disturbance", "back after, s", "before, msg/s", "at the end, msg/s"),
@@ -228,7 +236,7 @@ def _section(bench: Bench, found: list[Disturbed], trial: Trial) -> Section:
             "the way back takes.",
             *(
                 ["The node measures at its own credit: no measurement can be lost or late there."]
-                if bench.engine is Engine.TIDEGATE
+                if bench.engine is BrokerKind.TIDEGATE
                 else []
             ),
         ],
@@ -236,7 +244,7 @@ def _section(bench: Bench, found: list[Disturbed], trial: Trial) -> Section:
     )
 
 
-def _draw(found: list[Disturbed], trial: Trial, file: Path) -> None:
+def _draw(found: list[DisturbanceResult], trial: DisturbanceTrial, file: Path) -> None:
     sample_s = trial.sample_s
     panels = [
         Panel(

@@ -6,21 +6,20 @@ import math
 from pathlib import Path
 
 from tidegate.core.prefetch import R2_ACCEPTED
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.prefetch.bench import Bench
-from tidegate.lab.prefetch.plan import PAPER
-from tidegate.lab.report.experiments import ExperimentFailed
-from tidegate.lab.report.figures import Line, Panel, draw_panels
-from tidegate.lab.report.section import Drawing, Section
-from tidegate.laws.linear_range import Shape, linear_range
-from tidegate.report.chart import Table
-from tidegate.tuning.record import Record
+from tidegate.laws.estimation import Shape, linear_range
+from tidegate.report.charts import ReportTable
+from tidegate.simulation.figures import Line, Panel, draw_panels
+from tidegate.tuning.experiment import ExperimentRecord
+from tidegate_lab.bench.compare_report import Bar
+from tidegate_lab.papers.prefetch.closed_loop import TestbedRun
+from tidegate_lab.papers.prefetch.plan import PAPER
+from tidegate_lab.report import Drawing, ExperimentFailed, ExperimentSection
 
 # The highest rate may exceed the rate at the knee by this factor at most.
 FLAT = 1.15
 
 
-def open_loop_section(bench: Bench, folder: Path) -> Section:
+def open_loop_section(bench: TestbedRun, folder: Path) -> ExperimentSection:
     """Measure figure 3: the rate by prefetch."""
     record = bench.open_loop()
     found = linear_range(record.levels())
@@ -31,7 +30,7 @@ def open_loop_section(bench: Bench, folder: Path) -> Section:
     at_knee += record.open_loop[0].rate_per_s
     _draw_open_loop(record, found.high, folder / "fig3.png")
     points = record.open_loop
-    return Section(
+    return ExperimentSection(
         name="fig3",
         title="Figure 3: open loop",
         source="Section 3.2, figure 3 and table 1: prefetch 1 to 360, step by step",
@@ -50,7 +49,7 @@ def open_loop_section(bench: Bench, folder: Path) -> Section:
             )
         ],
         tables=[
-            Table(
+            ReportTable(
                 "Open loop",
                 ("prefetch", "msg/s", "standard deviation", "per unit"),
                 [
@@ -91,7 +90,7 @@ def open_loop_section(bench: Bench, folder: Path) -> Section:
     )
 
 
-def _draw_open_loop(record: Record, knee: float, file: Path) -> None:
+def _draw_open_loop(record: ExperimentRecord, knee: float, file: Path) -> None:
     points = record.open_loop
     paper_x = [1.0, float(PAPER.knee)]
     paper = Line(
@@ -124,7 +123,7 @@ def _draw_open_loop(record: Record, knee: float, file: Path) -> None:
     draw_panels([panel("To the knee", near, paper), panel("All", math.inf, x_log=True)], file)
 
 
-def model_section(bench: Bench, folder: Path) -> Section:
+def model_section(bench: TestbedRun, folder: Path) -> ExperimentSection:
     """Identify the model of table 2."""
     line, found = bench.identified()
     ours = f"({found.a:.2f}, {found.b:.2f})"
@@ -143,7 +142,7 @@ def model_section(bench: Bench, folder: Path) -> Section:
             *_quality(found.rmse_test_per_s, found.r2_test),
         ),
     ]
-    return Section(
+    return ExperimentSection(
         name="table2",
         title="Table 2: the model",
         source="Section 3.2, table 2: y(k+1) = a·y(k) + b·u(k) by least squares",
@@ -157,7 +156,7 @@ def model_section(bench: Bench, folder: Path) -> Section:
             f"R² {found.r2_test:.3f} and RMSE {found.rmse_test_per_s:.0f} msg/s on test data."
         ),
         tables=[
-            Table(
+            ReportTable(
                 "Model evaluation",
                 (
                     *("", "prefetch", "(a, b)", "data", "samples"),

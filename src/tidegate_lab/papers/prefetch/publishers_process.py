@@ -21,15 +21,15 @@ import uvloop
 
 import tidegate
 from tidegate.client.client import Client
-from tidegate.lab.bench.child import answer
-from tidegate.lab.peers.amqp import FRAME_END, RawConnection, publish_prefix
+from tidegate_lab.loadgen.processes import answer
+from tidegate_lab.peers.amqp import FRAME_END, RawConnection, publish_prefix
 
 PAYLOAD_BYTES = 256
 # The most unanswered puts of a publisher on Tidegate; above it the publisher skips messages.
 UNDER_WAY_MAX = 50
 
 
-class Press(msgspec.Struct, frozen=True):
+class PublisherTask(msgspec.Struct, frozen=True):
     """The task of a process of publishers."""
 
     url: str
@@ -40,7 +40,7 @@ class Press(msgspec.Struct, frozen=True):
     seed: int = 6
 
 
-class Pace(msgspec.Struct, frozen=True):
+class PublishSpeed(msgspec.Struct, frozen=True):
     """A command to multiply the publishers' rate; 0 pauses them.
 
     The answer is the number of messages published so far.
@@ -49,13 +49,13 @@ class Pace(msgspec.Struct, frozen=True):
     times: float
 
 
-class Outlet(Protocol):
+class PublishTarget(Protocol):
     """A connection to a queue of a broker."""
 
     def put(self) -> None: ...
 
 
-class RabbitmqOutlet:
+class RabbitmqTarget:
     """A queue on RabbitMQ, with pre-encoded frames on a raw connection and no confirmations."""
 
     def __init__(self, port: int, queue: str) -> None:
@@ -67,7 +67,7 @@ class RabbitmqOutlet:
         self._socket.sendall(self._frames)
 
 
-class TidegateOutlet:
+class TidegateTarget:
     """A queue on Tidegate; a put is skipped while `UNDER_WAY_MAX` puts are unanswered."""
 
     def __init__(self, client: Client, queue: str) -> None:
@@ -87,7 +87,7 @@ class TidegateOutlet:
 class Publishers:
     """All publishers of a process, in the order of their due times."""
 
-    def __init__(self, press: Press, outlets: list[Outlet]) -> None:
+    def __init__(self, press: PublisherTask, outlets: list[PublishTarget]) -> None:
         self._press = press
         self._outlets = outlets
         self._random = random.Random(press.seed)
@@ -122,7 +122,7 @@ class Publishers:
         return pause_s / self._times if self._times > 0.0 else pause_s
 
 
-async def _publish(press: Press) -> None:
+async def _publish(press: PublisherTask) -> None:
     loop = asyncio.get_running_loop()
     orders = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
@@ -132,21 +132,21 @@ async def _publish(press: Press) -> None:
         publishing = asyncio.ensure_future(publishers.run())
         answer(True)
         while line := await orders.readline():
-            publishers.change(msgspec.json.decode(line, type=Pace).times)
+            publishers.change(msgspec.json.decode(line, type=PublishSpeed).times)
             if publishing.done():
                 publishing.result()
             answer(publishers.published)
         publishing.cancel()
 
 
-async def _outlet(press: Press, stack: contextlib.AsyncExitStack) -> Outlet:
+async def _outlet(press: PublisherTask, stack: contextlib.AsyncExitStack) -> PublishTarget:
     if press.url.startswith("amqp"):
         port = urlsplit(press.url).port
         assert port is not None
-        return RabbitmqOutlet(port, press.queue)
+        return RabbitmqTarget(port, press.queue)
     client = await stack.enter_async_context(tidegate.connect(press.url))
-    return TidegateOutlet(client, press.queue)
+    return TidegateTarget(client, press.queue)
 
 
 if __name__ == "__main__":
-    uvloop.run(_publish(msgspec.json.decode(sys.argv[1], type=Press)))
+    uvloop.run(_publish(msgspec.json.decode(sys.argv[1], type=PublisherTask)))

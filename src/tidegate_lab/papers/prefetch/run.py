@@ -24,18 +24,19 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.lab.prefetch.bench import Bench
-from tidegate.lab.prefetch.closed_loop import closed_loop_section
-from tidegate.lab.prefetch.contest import contest_section
-from tidegate.lab.prefetch.design import design_section
-from tidegate.lab.prefetch.disturbances import disturbances_section
-from tidegate.lab.prefetch.long_samples import long_samples_section
-from tidegate.lab.prefetch.open_loop import model_section, open_loop_section
-from tidegate.lab.prefetch.plan import Plan
-from tidegate.lab.prefetch.profiles import profiles_section
-from tidegate.lab.prefetch.stage import Engine
-from tidegate.lab.report.experiments import (
+from tidegate_lab.papers.prefetch.closed_loop import (
+    TestbedRun,
+    closed_loop_section,
+    long_samples_section,
+)
+from tidegate_lab.papers.prefetch.contest import contest_section, profiles_section
+from tidegate_lab.papers.prefetch.design import design_section
+from tidegate_lab.papers.prefetch.disturbances import disturbances_section
+from tidegate_lab.papers.prefetch.open_loop import model_section, open_loop_section
+from tidegate_lab.papers.prefetch.plan import BrokerKind, PrefetchPlan
+from tidegate_lab.report import (
     RESULTS,
+    ExperimentSection,
     ExperimentsReport,
     Progress,
     chosen_from,
@@ -43,11 +44,10 @@ from tidegate.lab.report.experiments import (
     render,
     run_experiments,
 )
-from tidegate.lab.report.section import Section
 
 __all__ = ["EXPERIMENTS", "PrefetchOptions", "render", "run_prefetch"]
 
-_Make = Callable[[Bench, Path], Section]
+_Make = Callable[[TestbedRun, Path], ExperimentSection]
 
 EXPERIMENTS: dict[str, _Make] = {
     "fig3": open_loop_section,
@@ -66,7 +66,7 @@ WHEN_NAMED = ("fig6",)
 class PrefetchOptions(msgspec.Struct, frozen=True):
     """The experiments to run, their size, the broker, and the folder of the results."""
 
-    engine: Engine = Engine.RABBITMQ
+    engine: BrokerKind = BrokerKind.RABBITMQ
     only: Sequence[str] = ()
     # The sizes of the paper, which take hours.
     full: bool = False
@@ -83,10 +83,10 @@ class PrefetchOptions(msgspec.Struct, frozen=True):
         return [name for name in chosen if name in self.only or name not in WHEN_NAMED]
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> PrefetchPlan:
         if self.quick:
-            return Plan.quick()
-        return Plan.full() if self.full else Plan()
+            return PrefetchPlan.quick()
+        return PrefetchPlan.full() if self.full else PrefetchPlan()
 
 
 def run_prefetch(
@@ -94,10 +94,10 @@ def run_prefetch(
 ) -> ExperimentsReport:
     """Run the chosen experiments and write their results."""
     chosen = options.experiments()
-    bench = Bench(options.engine, options.plan, progress, is_simulated=options.simulate)
+    bench = TestbedRun(options.engine, options.plan, progress, is_simulated=options.simulate)
     with bench:
 
-        def bound(make: _Make) -> Callable[[Path, Progress], Section]:
+        def bound(make: _Make) -> Callable[[Path, Progress], ExperimentSection]:
             return lambda folder, progress: make(bench, folder)
 
         return run_experiments(
@@ -111,7 +111,7 @@ def run_prefetch(
 
 
 def _where(options: PrefetchOptions) -> str:
-    on = {Engine.RABBITMQ: " on RabbitMQ", Engine.TIDEGATE: " on Tidegate"}[options.engine]
+    on = {BrokerKind.RABBITMQ: " on RabbitMQ", BrokerKind.TIDEGATE: " on Tidegate"}[options.engine]
     return f"{on}, simulated" if options.simulate else on
 
 
@@ -122,8 +122,8 @@ def _introduction(options: PrefetchOptions) -> str:
             "message one by one, and what steers is the heart of the loop that steers real ones."
         )
     by = {
-        Engine.RABBITMQ: "The loop runs in the worker, on RabbitMQ as Debian packages it.",
-        Engine.TIDEGATE: "The loop runs in the node, and the consumer knows nothing of it.",
+        BrokerKind.RABBITMQ: "The loop runs in the worker, on RabbitMQ as Debian packages it.",
+        BrokerKind.TIDEGATE: "The loop runs in the node, and the consumer knows nothing of it.",
     }
     return (
         "25 publishers, each with a pause of 10 ± 1 ms, messages of 256 bytes, a handler of 1 ms. "

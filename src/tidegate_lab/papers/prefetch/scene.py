@@ -21,60 +21,63 @@ import msgspec
 import tidegate
 from tidegate.core.model import Overflow, QueuePolicy
 from tidegate.core.prefetch import PrefetchGoal
-from tidegate.lab.bench.child import Child
-from tidegate.lab.faults.proxy_process import ProxyProcess, proxy_at
-from tidegate.lab.peers.rabbitmq_server import rabbitmq_server
-from tidegate.lab.peers.tidegate_server import tidegate_server
-from tidegate.lab.prefetch.blurred import Blur
-from tidegate.lab.prefetch.consumer_process import (
-    Disturb,
-    Notes,
+from tidegate_lab.faults.proxy import ProxyProcess, proxy_at
+from tidegate_lab.loadgen.processes import Child
+from tidegate_lab.papers.prefetch.consumer_process import (
+    ConsumerSetup,
+    ControlPrefetch,
+    FixPrefetch,
+    MeasurementNoise,
+    MeterNotes,
     Order,
-    Place,
-    Read,
+    ReadNotes,
     SetHandler,
-    SetPrefetch,
-    Steer,
+    SetNoise,
 )
-from tidegate.lab.prefetch.publishers_process import PAYLOAD_BYTES, Pace, Press
-from tidegate.lab.prefetch.stage import (
+from tidegate_lab.papers.prefetch.plan import (
     LENGTH_MAX,
     QUEUE,
     WAITING_FIRST,
-    Engine,
+    BrokerKind,
+    MeterTrack,
     Setting,
-    StagedConsumer,
+    TestbedConsumer,
 )
-from tidegate.lab.prefetch.track import Track
-from tidegate.lab.report.experiments import ExperimentFailed
+from tidegate_lab.papers.prefetch.publishers_process import (
+    PAYLOAD_BYTES,
+    PublisherTask,
+    PublishSpeed,
+)
+from tidegate_lab.peers.servers import rabbitmq_server, tidegate_server
+from tidegate_lab.report import ExperimentFailed
 
-__all__ = ["PAYLOAD_BYTES", "Consumer", "Scene", "scene_on"]
+__all__ = ["PAYLOAD_BYTES", "ConsumerUnderTest", "ProcessTestbed", "process_testbed"]
 
 ANSWER_TIMEOUT_S = 60.0
 
 Answer = TypeVar("Answer")
 
 
-class Consumer:
+class ConsumerUnderTest:
     """The parent's side of a consumer under test, which is a child process."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
-        self.track = Track()
+        self.track = MeterTrack()
 
     def set_prefetch(self, prefetch: int) -> None:
-        self._ask(SetPrefetch(prefetch), bool)
+        self._ask(FixPrefetch(prefetch), bool)
 
     def set_handler(self, handler_s: float) -> None:
         self._ask(SetHandler(handler_s), bool)
 
     def steer(self, goal: PrefetchGoal) -> None:
-        self._ask(Steer(goal), bool)
+        self._ask(ControlPrefetch(goal), bool)
 
-    def blur(self, blur: Blur) -> None:
-        self._ask(Disturb(blur), bool)
+    def blur(self, blur: MeasurementNoise) -> None:
+        self._ask(SetNoise(blur), bool)
 
-    def watch(self, seconds: float) -> Track:
+    def watch(self, seconds: float) -> MeterTrack:
         """Wait for `seconds`, and return the notes of that time; `track` keeps them too."""
         began_at = self._read()
         time.sleep(seconds)
@@ -83,7 +86,7 @@ class Consumer:
 
     def _read(self) -> float:
         """Read the consumer's new notes into `track`, and return the time of the last note."""
-        read = self._ask(Read(), Notes)
+        read = self._ask(ReadNotes(), MeterNotes)
         self.track.add(read.notes, read.steps)
         return self.track.notes[-1].at
 
@@ -92,11 +95,11 @@ class Consumer:
         return self._child.hear(kind, ANSWER_TIMEOUT_S)
 
 
-class Scene:
+class ProcessTestbed:
     """A testbed of real processes."""
 
     def __init__(
-        self, engine: Engine, setting: Setting, url: str, proxy: ProxyProcess, publishers: Child
+        self, engine: BrokerKind, setting: Setting, url: str, proxy: ProxyProcess, publishers: Child
     ) -> None:
         self.engine = engine
         self.setting = setting
@@ -111,29 +114,29 @@ class Scene:
         time.sleep(seconds)
 
     @contextlib.contextmanager
-    def consumer(self, prefetch: int) -> Iterator[Consumer]:
+    def consumer(self, prefetch: int) -> Iterator[ConsumerUnderTest]:
         """Run a consumer process behind the network until the block ends."""
-        place = Place(self.network.url, QUEUE, prefetch, self.setting.handler_s)
+        place = ConsumerSetup(self.network.url, QUEUE, prefetch, self.setting.handler_s)
         arguments = [msgspec.json.encode(place).decode()]
-        with Child("tidegate.lab.prefetch.consumer_process", arguments) as child:
+        with Child("tidegate_lab.papers.prefetch.consumer_process", arguments) as child:
             child.hear(bool, ANSWER_TIMEOUT_S)
-            yield Consumer(child)
+            yield ConsumerUnderTest(child)
 
     def publish(self, times: float) -> int:
         """Multiply the publishers' rate by `times`, and return the messages published so far."""
-        self._publishers.say(Pace(times))
+        self._publishers.say(PublishSpeed(times))
         return self._publishers.hear(int, ANSWER_TIMEOUT_S)
 
-    def steer(self, consumer: StagedConsumer, goal: PrefetchGoal) -> None:
+    def steer(self, consumer: TestbedConsumer, goal: PrefetchGoal) -> None:
         """Start the control loop: in the worker on RabbitMQ, in the node on Tidegate."""
-        if self.engine is Engine.RABBITMQ:
+        if self.engine is BrokerKind.RABBITMQ:
             consumer.steer(goal)
         else:
             asyncio.run(_set_goal(self.url, goal))
 
     def steer_no_more(self) -> None:
         """Remove the goal of the queue on Tidegate; a loop in a worker ends with the worker."""
-        if self.engine is Engine.TIDEGATE:
+        if self.engine is BrokerKind.TIDEGATE:
             asyncio.run(_set_goal(self.url, None))
 
     def waiting(self) -> int:
@@ -156,31 +159,35 @@ class Scene:
 
 
 @contextlib.contextmanager
-def scene_on(engine: Engine, setting: Setting, *, frugal: bool = False) -> Iterator[Scene]:
+def process_testbed(
+    engine: BrokerKind, setting: Setting, *, frugal: bool = False
+) -> Iterator[ProcessTestbed]:
     """Run a fresh broker with publishers until the block ends; its queue has messages already.
 
     A `frugal` broker uses at most one core; it is meant for tests, not for measurements.
     """
     with contextlib.ExitStack() as stack:
-        if engine is Engine.RABBITMQ:
+        if engine is BrokerKind.RABBITMQ:
             url = stack.enter_context(rabbitmq_server(frugal=frugal)).url
         else:
             server = stack.enter_context(tidegate_server())
             url = f"tidegate://127.0.0.1:{server.port}"
         asyncio.run(_make_queue(engine, url))
         proxy = stack.enter_context(proxy_at(url, setting.delay_s))
-        press = Press(url, QUEUE, setting.publishers, setting.pause_s, setting.pause_deviation_s)
+        press = PublisherTask(
+            url, QUEUE, setting.publishers, setting.pause_s, setting.pause_deviation_s
+        )
         arguments = [msgspec.json.encode(press).decode()]
-        child = Child("tidegate.lab.prefetch.publishers_process", arguments)
+        child = Child("tidegate_lab.papers.prefetch.publishers_process", arguments)
         stack.enter_context(child)
         child.hear(bool, ANSWER_TIMEOUT_S)
-        scene = Scene(engine, setting, url, proxy, child)
+        scene = ProcessTestbed(engine, setting, url, proxy, child)
         scene.wait_for_messages()
         yield scene
 
 
-async def _make_queue(engine: Engine, url: str) -> None:
-    if engine is Engine.TIDEGATE:
+async def _make_queue(engine: BrokerKind, url: str) -> None:
+    if engine is BrokerKind.TIDEGATE:
         async with tidegate.connect(url) as client:
             await client.create_queue(
                 QUEUE,
@@ -209,8 +216,8 @@ async def _purge(url: str) -> None:
         await client.purge(QUEUE)
 
 
-async def _waiting(engine: Engine, url: str) -> int:
-    if engine is Engine.TIDEGATE:
+async def _waiting(engine: BrokerKind, url: str) -> int:
+    if engine is BrokerKind.TIDEGATE:
         async with tidegate.connect(url) as client:
             stats = await client.stats()
             queues = [one for node in stats.nodes for one in node.queues if one.name == QUEUE]

@@ -20,13 +20,23 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 from tidegate.core.prefetch import ConsumerSample, PrefetchGoal
-from tidegate.lab.prefetch.blurred import Blur, BlurredSensor
-from tidegate.lab.prefetch.consumer_process import NOTE_S, Note
-from tidegate.lab.prefetch.stage import LENGTH_MAX, WAITING_FIRST, Engine, Setting, StagedConsumer
-from tidegate.lab.prefetch.steered import Step
-from tidegate.lab.prefetch.track import Track
-from tidegate.laws.prefetch_steering import PrefetchSteering
-from tidegate.laws.workload_schedule import WorkloadSchedule
+from tidegate.laws.prefetch.controller import WorkloadSchedule
+from tidegate.laws.prefetch.loop import PrefetchRegulator
+from tidegate_lab.papers.prefetch.consumer_process import (
+    NOTE_S,
+    LoopStep,
+    MeasurementNoise,
+    MeterNote,
+    NoisySensor,
+)
+from tidegate_lab.papers.prefetch.plan import (
+    LENGTH_MAX,
+    WAITING_FIRST,
+    BrokerKind,
+    MeterTrack,
+    Setting,
+    TestbedConsumer,
+)
 
 # The mean time that broker and client need for a message, in addition to the network delay.
 OVERHEAD_S = 0.0003
@@ -36,13 +46,13 @@ TICKS = 20
 Event = Callable[[], None]
 
 
-class SimulatedScene:
+class SimulatedTestbed:
     """A simulated testbed.
 
     Its clock advances only in `run`, which `watch`, `pause` and `wait_for_messages` call.
     """
 
-    def __init__(self, engine: Engine, setting: Setting, seed: int = 6) -> None:
+    def __init__(self, engine: BrokerKind, setting: Setting, seed: int = 6) -> None:
         self.engine = engine
         self.setting = setting
         self.random = random.Random(seed)
@@ -59,7 +69,7 @@ class SimulatedScene:
         self._will_retry = False
 
     @property
-    def network(self) -> SimulatedScene:
+    def network(self) -> SimulatedTestbed:
         """The testbed itself, which also simulates the network."""
         return self
 
@@ -80,7 +90,7 @@ class SimulatedScene:
             self._consumers.remove(consumer)
             consumer.end()
 
-    def steer(self, consumer: StagedConsumer, goal: PrefetchGoal) -> None:
+    def steer(self, consumer: TestbedConsumer, goal: PrefetchGoal) -> None:
         consumer.steer(goal)
 
     def steer_no_more(self) -> None:
@@ -165,9 +175,9 @@ class SimulatedScene:
 class SimulatedConsumer:
     """A simulated consumer with a handler, a meter, and optionally a control loop."""
 
-    def __init__(self, scene: SimulatedScene, prefetch: int, handler_s: float) -> None:
+    def __init__(self, scene: SimulatedTestbed, prefetch: int, handler_s: float) -> None:
         self._scene = scene
-        self.track = Track()
+        self.track = MeterTrack()
         # The prefetch that is set here, and the prefetch that the broker uses already.
         self._prefetch = self._allowed = prefetch
         self._handler_s = handler_s
@@ -177,8 +187,8 @@ class SimulatedConsumer:
         self._busy_s = 0.0
         self._is_busy = self._has_ended = False
         self._arrives_at = 0.0
-        self._sensor = BlurredSensor(Blur())
-        self._steering: PrefetchSteering | None = None
+        self._sensor = NoisySensor(MeasurementNoise())
+        self._steering: PrefetchRegulator | None = None
         self._steered_since = 0
         self._sample = (0.0, 0, 0, 0.0)
         self._prefetch_ticks = self._held_ticks = self._ticks = 0
@@ -193,10 +203,10 @@ class SimulatedConsumer:
     def set_handler(self, handler_s: float) -> None:
         self._handler_s = handler_s
 
-    def blur(self, blur: Blur) -> None:
+    def blur(self, blur: MeasurementNoise) -> None:
         self._sensor.blur = blur
 
-    def watch(self, seconds: float) -> Track:
+    def watch(self, seconds: float) -> MeterTrack:
         self._note()
         began_at = self._scene.now()
         self._scene.run(seconds)
@@ -262,7 +272,7 @@ class SimulatedConsumer:
             self._scene.after(NOTE_S, self._note_again)
 
     def _note(self) -> None:
-        note = Note(
+        note = MeterNote(
             self._scene.now(),
             self._delivered,
             self._handled,
@@ -282,7 +292,7 @@ class SimulatedConsumer:
         if self._steering is not None:
             self._steering.change(goal)
             return
-        self._steering = PrefetchSteering(goal, None, self._prefetch, schedule=schedule)
+        self._steering = PrefetchRegulator(goal, None, self._prefetch, schedule=schedule)
         self._begin_sample()
         self._tick(self._steering)
 
@@ -290,7 +300,7 @@ class SimulatedConsumer:
         self._sample = (self._scene.now(), self._delivered, self._handled, self._busy_s)
         self._prefetch_ticks = self._held_ticks = self._ticks = 0
 
-    def _tick(self, steering: PrefetchSteering) -> None:
+    def _tick(self, steering: PrefetchRegulator) -> None:
         if steering is not self._steering or self._has_ended:
             return
         if self._ticks == TICKS:
@@ -303,11 +313,11 @@ class SimulatedConsumer:
         self._held_ticks += len(self._held)
         self._scene.after(steering.goal.sample_s / TICKS, lambda: self._tick(steering))
 
-    def _step(self, steering: PrefetchSteering) -> None:
+    def _step(self, steering: PrefetchRegulator) -> None:
         began_at, delivered, handled, busy_s = self._sample
         lasted_s = self._scene.now() - began_at
         # A node's loop knows deliveries and acknowledgements, but not what a consumer holds.
-        is_inside = self._scene.engine is not Engine.TIDEGATE
+        is_inside = self._scene.engine is not BrokerKind.TIDEGATE
         sample = ConsumerSample(
             at=self._scene.now(),
             interval_s=lasted_s,
@@ -323,7 +333,7 @@ class SimulatedConsumer:
         self.track.add(
             [],
             [
-                Step(
+                LoopStep(
                     at=self._scene.now(),
                     rate_per_s=math.nan if seen is None else seen.arrived_per_s,
                     level=step.level,

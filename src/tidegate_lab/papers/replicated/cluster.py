@@ -10,25 +10,28 @@ messages, not the processor.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import statistics
 import time
 from collections.abc import Iterator, Sequence
+from math import comb
 
 import msgspec
 
 import tidegate
 from tidegate.client.blocking import BlockingClient, LoopThread
 from tidegate.client.client import Client
+from tidegate.core.decisions import ReplicaSample
 from tidegate.core.errors import TidegateError
-from tidegate.core.replication import ReplicaState, Role, Topology
-from tidegate.core.scaling import Range, Scaling, ScalingPolicy
-from tidegate.core.steering import ReplicaSample
-from tidegate.lab.peers.tidegate_server import tidegate_server
-from tidegate.lab.replicated.crew_process import Seat
-from tidegate.lab.report.experiments import ExperimentFailed
-from tidegate.laws.exchange import exchanges
-from tidegate.telemetry.numbers import QueueNumbers
-from tidegate.wire.packet import Request
-from tidegate.wire.packets.exchange import Pull
+from tidegate.core.topology import MemberRole, Range, ReplicaState, Scaling, ScalingPolicy, Topology
+from tidegate.laws.routing import exchanges
+from tidegate.protocol.cluster import Pull
+from tidegate.protocol.packet import Request
+from tidegate.telemetry.stats import QueueStats
+from tidegate_lab.bench.compare import QUIET
+from tidegate_lab.papers.replicated.crew import ClientSpec, QueueTotalsRow
+from tidegate_lab.peers.servers import tidegate_server
+from tidegate_lab.report import ExperimentFailed
 
 NODES = 2
 SERVING_TIMEOUT_S = 30.0
@@ -39,7 +42,7 @@ CONSUMER_ROOM = 1.1
 STILL_S = 3600.0
 
 
-class Cluster:
+class TestCluster:
     """The nodes of an experiment, and a client that administers them."""
 
     def __init__(self, control: BlockingClient, urls: list[str]) -> None:
@@ -81,7 +84,7 @@ class Cluster:
                 )
             time.sleep(0.05)
 
-    def exchange(self, queue: str, numbers: Sequence[QueueNumbers], period_s: float) -> None:
+    def exchange(self, queue: str, numbers: Sequence[QueueStats], period_s: float) -> None:
         """Exchange waiting messages once, as the law of exchange proposes, and do nothing else."""
         topology = self.topology(queue)
         held = {one.queue_id: one for one in numbers}
@@ -120,13 +123,13 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[TestCluster]:
     """Yield two nodes on one store."""
     with tidegate_server(nodes=NODES) as server:
         urls = [f"tidegate://127.0.0.1:{port}" for port in server.ports]
         with (
             tidegate.connect(urls[0], mode="admin") as control,
-            contextlib.closing(Cluster(control, urls)) as nodes,
+            contextlib.closing(TestCluster(control, urls)) as nodes,
         ):
             yield nodes
 
@@ -141,43 +144,249 @@ def two_replicas(rate_per_s: float) -> Scaling:
     )
 
 
-class Speeds(msgspec.Struct, frozen=True):
+class ClientSpeeds(msgspec.Struct, frozen=True):
     """The speed of each producer and each consumer."""
 
     producer_per_s: float
     consumer_per_s: float
 
     @staticmethod
-    def offering(total_per_s: float, producers: int, consumers: int) -> Speeds:
+    def offering(total_per_s: float, producers: int, consumers: int) -> ClientSpeeds:
         """Return speeds at which all producers put `total_per_s` and all consumers take more.
 
         Consumers are ten percent faster in total.
         """
-        return Speeds(total_per_s / producers, CONSUMER_ROOM * total_per_s / consumers)
+        return ClientSpeeds(total_per_s / producers, CONSUMER_ROOM * total_per_s / consumers)
 
 
-def seat(
+def connect_client(
     number: int,
-    role: Role,
-    cluster: Cluster,
+    role: MemberRole,
+    cluster: TestCluster,
     queue: str,
-    speeds: Speeds,
+    speeds: ClientSpeeds,
     *,
     replica: int | None = None,
     messages: int | None = None,
-) -> Seat:
+) -> ClientSpec:
     """Return a client with a speed; clients alternate between the nodes.
 
     `replica` assigns it to a replica; `None` lets the node elect one. `messages` is how many it
     handles; `None` means until it is stopped.
     """
-    return Seat(
+    return ClientSpec(
         number,
         role,
         cluster.urls[number % len(cluster.urls)],
         queue,
         messages,
         transactions=False,
-        rate_per_s=(speeds.producer_per_s if role is Role.PRODUCER else speeds.consumer_per_s),
+        rate_per_s=(
+            speeds.producer_per_s if role is MemberRole.PRODUCER else speeds.consumer_per_s
+        ),
         replica=replica,
     )
+
+
+# -- disturbance --
+# A note about other processes that used the machine during a measurement.
+
+
+def disturbance(taken_by_others: float) -> list[str]:
+    """Return a note about the share that other processes took; empty if the machine was quiet."""
+    if taken_by_others <= QUIET:
+        return []
+    return [
+        f"Other processes took {100 * taken_by_others:.0f} % of the machine meanwhile: rates are "
+        "lower than they could be, and differences may be theirs."
+    ]
+
+
+# -- rates --
+# Production and consumption rates per second, and their means over the stable part of a run.
+
+
+# The paper leaves out the first and last 5 s; in a shorter run, a fifth at either end.
+EDGE_S = 5.0
+EDGE_SHARE_MAX = 0.2
+
+
+class StableRates(msgspec.Struct, frozen=True):
+    """The mean rates of a run over its stable part."""
+
+    produced_per_s: float
+    consumed_per_s: float
+    # The length of that part, and what was left out at either end.
+    seconds: float
+    edge_s: float
+    waiting_max: int
+
+    @property
+    def throughput_per_s(self) -> float:
+        """The smaller of the two rates: growth or decline of the backlog cannot last."""
+        return min(self.produced_per_s, self.consumed_per_s)
+
+    @property
+    def imbalance(self) -> float:
+        """The difference of the two rates, as a fraction of the larger."""
+        larger = max(self.produced_per_s, self.consumed_per_s)
+        return abs(self.produced_per_s - self.consumed_per_s) / larger if larger else 0.0
+
+
+class RateSeries(msgspec.Struct, frozen=True):
+    """The rates and stats between successive samples, as lists."""
+
+    at_s: list[float]
+    produced_per_s: list[float]
+    consumed_per_s: list[float]
+    waiting: list[int]
+    clients: list[int]
+
+
+def series_of(rows: Sequence[QueueTotalsRow]) -> RateSeries:
+    """Return the rates between successive samples."""
+    steps = [
+        (before, after) for before, after in itertools.pairwise(rows) if after.at_s > before.at_s
+    ]
+    return RateSeries(
+        at_s=[after.at_s for _, after in steps],
+        produced_per_s=[(b.produced - a.produced) / (b.at_s - a.at_s) for a, b in steps],
+        consumed_per_s=[(b.consumed - a.consumed) / (b.at_s - a.at_s) for a, b in steps],
+        waiting=[after.waiting for _, after in steps],
+        clients=[after.clients for _, after in steps],
+    )
+
+
+def rates_of(rows: Sequence[QueueTotalsRow], *, while_clients: int | None = None) -> StableRates:
+    """Return the mean rates while at least `while_clients` clients are at work.
+
+    `None` means the highest number of clients that the run had.
+    """
+    wanted = max(row.clients for row in rows) if while_clients is None else while_clients
+    busy = [row for row in rows if row.clients >= wanted]
+    if len(busy) < 2:
+        busy = list(rows)
+    whole_s = busy[-1].at_s - busy[0].at_s
+    edge_s = min(EDGE_S, EDGE_SHARE_MAX * whole_s)
+    inner = [row for row in busy if busy[0].at_s + edge_s <= row.at_s <= busy[-1].at_s - edge_s]
+    if len(inner) < 2:
+        inner = busy
+    seconds = inner[-1].at_s - inner[0].at_s
+    return StableRates(
+        produced_per_s=(inner[-1].produced - inner[0].produced) / max(seconds, 1e-9),
+        consumed_per_s=(inner[-1].consumed - inner[0].consumed) / max(seconds, 1e-9),
+        seconds=seconds,
+        edge_s=edge_s,
+        waiting_max=max(row.waiting for row in rows),
+    )
+
+
+def average(runs: Sequence[StableRates]) -> StableRates:
+    """Return the mean over several runs, as the paper's charts show."""
+    return StableRates(
+        produced_per_s=statistics.fmean(one.produced_per_s for one in runs),
+        consumed_per_s=statistics.fmean(one.consumed_per_s for one in runs),
+        seconds=sum(one.seconds for one in runs),
+        edge_s=min(one.edge_s for one in runs),
+        waiting_max=max(one.waiting_max for one in runs),
+    )
+
+
+# -- arrival --
+# A model of how clients arrive without election, as in JORAM by default.
+#
+# The paper says of JORAM's own balancing only that it distributes clients badly. We model it as a
+# random choice of the replica, independent of the client's role. For a fair comparison we use a
+# median outcome: with 4 producers and 8 consumers on two replicas there are 2^12 equally likely
+# placements. They are ordered by the distance between x_1 and y_1, then by the distance of both
+# from
+# one half. The median of this order is used.
+
+
+def median_placement(producers: int, consumers: int) -> tuple[int, int]:
+    """Return how many producers and consumers the first replica gets in the median placement."""
+    outcomes = sorted(
+        (
+            (
+                abs(first / producers - second / consumers),
+                abs(first / producers - 0.5) + abs(second / consumers - 0.5),
+                # Of two mirror images, the one with more producers on the first replica.
+                -first,
+                first,
+                second,
+            ),
+            comb(producers, first) * comb(consumers, second),
+        )
+        for first in range(producers + 1)
+        for second in range(consumers + 1)
+    )
+    seen, half = 0, 2 ** (producers + consumers) / 2
+    for (_, _, _, first, second), ways in outcomes:
+        seen += ways
+        if seen >= half:
+            return first, second
+    raise AssertionError("all outcomes together are all there are")
+
+
+# -- scale --
+# Sizes of the experiments: the paper's, or smaller ones with the factor stated.
+
+
+class Scale(msgspec.Struct, frozen=True):
+    """Sizes of one run; with the defaults all experiments take less than ten minutes."""
+
+    # Figure 4: messages that are put and then read, at each backlog, in several rounds.
+    speed_messages: int = 1500
+    backlogs: Sequence[int] = (10_000, 100_000, 1_000_000)
+    speed_rounds: int = 3
+    # Figures 5 and 6.
+    mix_messages: int = 15_000
+    mix_consumers: Sequence[int] = (1, 2, 3)
+    mix_runs: int = 1
+    # Limits the time on a busy machine.
+    mix_seconds_max: float = 30.0
+    # Figure 7: the seconds per mix, and the mixes.
+    capacity_seconds: float = 6.0
+    capacity_producers: Sequence[int] = (1, 2, 4, 8)
+    capacity_consumers_each: Sequence[float] = (0.5, 1.0, 2.0)
+    # Figures 8 and 9, and the scenarios.
+    messages_each_producer: int = 1500
+    distribution_runs: int = 1
+    scenario_seconds: float = 8.0
+    # The optimal scenario must be included.
+    scenarios: Sequence[str] = ("optimal", "worst", "locally unstable", "unfair")
+    # Figures 10 and 11.
+    client_every_s: float = 2.0
+    # The configured limit of each replica, since two cores cannot stand for several machines.
+    replica_rate_per_s: float = 100.0
+
+    @staticmethod
+    def quick() -> Scale:
+        """Return the smallest sizes that run all code; their results mean nothing."""
+        return Scale(
+            speed_messages=60,
+            backlogs=(2_000,),
+            speed_rounds=1,
+            mix_messages=300,
+            mix_consumers=(1, 2),
+            capacity_seconds=0.5,
+            capacity_producers=(1, 2),
+            capacity_consumers_each=(1.0, 2.0),
+            messages_each_producer=300,
+            scenario_seconds=2.0,
+            scenarios=("optimal", "worst"),
+            client_every_s=0.3,
+        )
+
+    @staticmethod
+    def full() -> Scale:
+        """Return the paper's sizes; a run takes most of an hour."""
+        return Scale(
+            mix_runs=3,
+            mix_seconds_max=600.0,
+            capacity_seconds=20.0,
+            messages_each_producer=10_000,
+            distribution_runs=3,
+            scenario_seconds=30.0,
+            client_every_s=10.0,
+        )

@@ -1,6 +1,6 @@
 """Figures 8 and 9: two replicas with randomly placed and with elected clients.
 
-There are 4 producers and 8 consumers. In the median random placement (arrival.py) they run once
+There are 4 producers and 8 consumers. In the median random placement (cluster.py) they run once
 without any control and once with exchange of waiting messages. Then the product elects them. Each
 producer puts the same number of messages, each consumer takes half as many.
 """
@@ -12,21 +12,29 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.core.replication import Role
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.bench.processors import Processors
-from tidegate.lab.replicated.arrival import median_placement
-from tidegate.lab.replicated.crew import Row, crew_at
-from tidegate.lab.replicated.crew_process import Seat
-from tidegate.lab.replicated.disturbance import disturbance
-from tidegate.lab.replicated.logical import Cluster, Speeds, cluster, seat, two_replicas
-from tidegate.lab.replicated.rates import Rates, Series, average, rates_of, series_of
-from tidegate.lab.replicated.scale import Scale
-from tidegate.lab.replicated.scenarios import watch
-from tidegate.lab.report.experiments import Progress
-from tidegate.lab.report.figures import Line, Panel, draw_panels
-from tidegate.lab.report.section import Drawing, Section
-from tidegate.report.chart import Table
+from tidegate.core.topology import MemberRole
+from tidegate.report.charts import ReportTable
+from tidegate.simulation.figures import Line, Panel, draw_panels
+from tidegate_lab.bench.compare import Processors
+from tidegate_lab.bench.compare_report import Bar
+from tidegate_lab.papers.replicated.cluster import (
+    ClientSpeeds,
+    RateSeries,
+    Scale,
+    StableRates,
+    TestCluster,
+    average,
+    cluster,
+    connect_client,
+    disturbance,
+    median_placement,
+    rates_of,
+    series_of,
+    two_replicas,
+)
+from tidegate_lab.papers.replicated.crew import ClientSpec, QueueTotalsRow, client_group
+from tidegate_lab.papers.replicated.scenarios import watch
+from tidegate_lab.report import Drawing, ExperimentSection, Progress
 
 PRODUCERS, CONSUMERS = 4, 8
 OFFERED = 0.9
@@ -44,8 +52,8 @@ class Distribution(msgspec.Struct, frozen=True):
     """The measurement of one way to distribute the clients."""
 
     label: str
-    rates: Rates
-    series: Series
+    rates: StableRates
+    series: RateSeries
     # The time until the last consumer had its last message. `None` if messages remained at a
     # replica without consumers.
     seconds: float | None
@@ -53,7 +61,7 @@ class Distribution(msgspec.Struct, frozen=True):
     consumers_at: dict[int, int]
 
 
-def distribution_section(scale: Scale, folder: Path, progress: Progress) -> Section:
+def distribution_section(scale: Scale, folder: Path, progress: Progress) -> ExperimentSection:
     """Measure all three distributions on real nodes, and return the section about them."""
     found: list[Distribution] = []
     with cluster() as nodes:
@@ -73,13 +81,13 @@ def distribution_section(scale: Scale, folder: Path, progress: Progress) -> Sect
     return section_of(found, scale, others, folder)
 
 
-def _run(nodes: Cluster, label: str, queue: str, scale: Scale) -> Distribution:
+def _run(nodes: TestCluster, label: str, queue: str, scale: Scale) -> Distribution:
     scaling = two_replicas(scale.replica_rate_per_s)
     nodes.create(queue, scaling)
     if label != ELECTED:
         nodes.hold_still(queue, scaling)
     offered_per_s = 2 * OFFERED * scale.replica_rate_per_s
-    with crew_at(nodes.control, queue) as crew:
+    with client_group(nodes.control, queue) as crew:
         crew.come(_seats(nodes, label, queue, offered_per_s, scale))
         crew.begin()
         placed = crew.look()
@@ -102,7 +110,7 @@ def _run(nodes: Cluster, label: str, queue: str, scale: Scale) -> Distribution:
     )
 
 
-def _stands(rows: Sequence[Row]) -> bool:
+def _stands(rows: Sequence[QueueTotalsRow]) -> bool:
     """Return whether nothing was put or taken for three seconds.
 
     Any messages left then wait at a replica without consumers.
@@ -115,23 +123,23 @@ def _stands(rows: Sequence[Row]) -> bool:
 
 
 def _seats(
-    nodes: Cluster, label: str, queue: str, offered_per_s: float, scale: Scale
-) -> list[Seat]:
-    speeds = Speeds.offering(offered_per_s, PRODUCERS, CONSUMERS)
+    nodes: TestCluster, label: str, queue: str, offered_per_s: float, scale: Scale
+) -> list[ClientSpec]:
+    speeds = ClientSpeeds.offering(offered_per_s, PRODUCERS, CONSUMERS)
     first, second = sorted(nodes.serving(queue))
     producers, consumers = median_placement(PRODUCERS, CONSUMERS)
-    places: list[tuple[Role, int | None]] = [
-        *((Role.CONSUMER, first),) * consumers,
-        *((Role.CONSUMER, second),) * (CONSUMERS - consumers),
-        *((Role.PRODUCER, first),) * producers,
-        *((Role.PRODUCER, second),) * (PRODUCERS - producers),
+    places: list[tuple[MemberRole, int | None]] = [
+        *((MemberRole.CONSUMER, first),) * consumers,
+        *((MemberRole.CONSUMER, second),) * (CONSUMERS - consumers),
+        *((MemberRole.PRODUCER, first),) * producers,
+        *((MemberRole.PRODUCER, second),) * (PRODUCERS - producers),
     ]
     each = {
-        Role.PRODUCER: scale.messages_each_producer,
-        Role.CONSUMER: scale.messages_each_producer * PRODUCERS // CONSUMERS,
+        MemberRole.PRODUCER: scale.messages_each_producer,
+        MemberRole.CONSUMER: scale.messages_each_producer * PRODUCERS // CONSUMERS,
     }
     return [
-        seat(
+        connect_client(
             number,
             role,
             nodes,
@@ -144,7 +152,9 @@ def _seats(
     ]
 
 
-def section_of(found: list[Distribution], scale: Scale, others: float, folder: Path) -> Section:
+def section_of(
+    found: list[Distribution], scale: Scale, others: float, folder: Path
+) -> ExperimentSection:
     """Draw and judge the measurements: random placement, with exchange, elected."""
     default, exchanged, elected = found
     gain = elected.rates.consumed_per_s / max(default.rates.consumed_per_s, 1e-9)
@@ -165,7 +175,7 @@ def section_of(found: list[Distribution], scale: Scale, others: float, folder: P
         folder / "fig8.png",
         same_scale=True,
     )
-    return Section(
+    return ExperimentSection(
         name="fig8",
         title="Clients spread as they came, and elected",
         source="Replicated queues §7.4, figures 8 and 9",
@@ -192,7 +202,7 @@ def section_of(found: list[Distribution], scale: Scale, others: float, folder: P
             )
         ],
         tables=[
-            Table(
+            ReportTable(
                 "Means over the time in which all clients are at work, without its edges",
                 ["", "producers", "consumers", "produced/s", "consumed/s", "all done after"],
                 [
@@ -238,9 +248,9 @@ def section_of(found: list[Distribution], scale: Scale, others: float, folder: P
     )
 
 
-def election_table(gain: float, over_exchange: float) -> Table:
+def election_table(gain: float, over_exchange: float) -> ReportTable:
     """Return the gain of election over both baselines; the bar uses the weaker one."""
-    return Table(
+    return ReportTable(
         "What election brings: consumption of elected clients, of",
         ["clients as they came", "×", "the paper"],
         [

@@ -12,20 +12,25 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.core.replication import Role
-from tidegate.core.scaling import Range, Scaling, ScalingPolicy
-from tidegate.core.steering import AddReplica
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.bench.processors import Processors
-from tidegate.lab.replicated.crew import Row, crew_at
-from tidegate.lab.replicated.disturbance import disturbance
-from tidegate.lab.replicated.logical import CONSUMER_ROOM, Cluster, Speeds, cluster, seat
-from tidegate.lab.replicated.rates import Series, series_of
-from tidegate.lab.replicated.scale import Scale
-from tidegate.lab.report.experiments import Progress
-from tidegate.lab.report.figures import Line, Panel, draw_rows
-from tidegate.lab.report.section import Drawing, Section
-from tidegate.report.chart import Table
+from tidegate.core.decisions import AddReplica
+from tidegate.core.topology import MemberRole, Range, Scaling, ScalingPolicy
+from tidegate.report.charts import ReportTable
+from tidegate.simulation.figures import Line, Panel, draw_rows
+from tidegate_lab.bench.compare import Processors
+from tidegate_lab.bench.compare_report import Bar
+from tidegate_lab.papers.replicated.cluster import (
+    CONSUMER_ROOM,
+    ClientSpeeds,
+    RateSeries,
+    Scale,
+    TestCluster,
+    cluster,
+    connect_client,
+    disturbance,
+    series_of,
+)
+from tidegate_lab.papers.replicated.crew import QueueTotalsRow, client_group
+from tidegate_lab.report import Drawing, ExperimentSection, Progress
 
 STEPS = 5
 CLIENTS = 3 * STEPS
@@ -40,11 +45,11 @@ STATIC, DYNAMIC = "static", "dynamic"
 PAPER_CLIENT_EVERY_S = 10.0
 
 
-class Growth(msgspec.Struct, frozen=True):
+class GrowthRun(msgspec.Struct, frozen=True):
     """The measurement of one run, static or dynamic."""
 
     label: str
-    series: Series
+    series: RateSeries
     # The number of serving replicas at the same times.
     replicas: list[int]
     # The mean consumption rate after the last client arrived.
@@ -56,9 +61,9 @@ class Growth(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-def growth_section(scale: Scale, folder: Path, progress: Progress) -> Section:
+def growth_section(scale: Scale, folder: Path, progress: Progress) -> ExperimentSection:
     """Measure both runs on real nodes, and return the section about them."""
-    found: dict[str, Growth] = {}
+    found: dict[str, GrowthRun] = {}
     with cluster() as nodes:
         processors = Processors()
         for label in (STATIC, DYNAMIC):
@@ -87,14 +92,14 @@ def _scaling(label: str, scale: Scale) -> Scaling:
     )
 
 
-def _run(nodes: Cluster, label: str, scale: Scale) -> Growth:
+def _run(nodes: TestCluster, label: str, scale: Scale) -> GrowthRun:
     queue = f"growth-{label}"
     nodes.create(queue, _scaling(label, scale))
     rate = scale.replica_rate_per_s
-    speeds = Speeds(rate / 2, CONSUMER_ROOM * rate / 4)
+    speeds = ClientSpeeds(rate / 2, CONSUMER_ROOM * rate / 4)
     replicas: list[int] = []
     came: list[int] = []
-    with crew_at(nodes.control, queue) as crew:
+    with client_group(nodes.control, queue) as crew:
         crew.begin()
 
         def note(clients: int, seconds: float) -> None:
@@ -106,8 +111,8 @@ def _run(nodes: Cluster, label: str, scale: Scale) -> Growth:
                 came.append(clients)
 
         for number in range(CLIENTS):
-            role = Role.PRODUCER if number % 3 == 0 else Role.CONSUMER
-            crew.come([seat(number, role, nodes, queue, speeds)])
+            role = MemberRole.PRODUCER if number % 3 == 0 else MemberRole.CONSUMER
+            crew.come([connect_client(number, role, nodes, queue, speeds)])
             crew.go([number])
             note(number + 1, scale.client_every_s)
         all_came = len(crew.rows) - 1
@@ -117,7 +122,7 @@ def _run(nodes: Cluster, label: str, scale: Scale) -> Growth:
         crew.leave()
         crew.settle()
     second = next((turn for turn, count in enumerate(replicas) if count > 1), None)
-    return Growth(
+    return GrowthRun(
         label,
         series_of(rows),
         replicas,
@@ -128,7 +133,7 @@ def _run(nodes: Cluster, label: str, scale: Scale) -> Growth:
     )
 
 
-def _why(nodes: Cluster, queue: str) -> str:
+def _why(nodes: TestCluster, queue: str) -> str:
     """Return the reason for which the loop added a second replica; empty if it did not."""
     for decision in nodes.control.explain(queue, count=500):
         if decision.inputs.get("serving") and any(
@@ -138,13 +143,15 @@ def _why(nodes: Cluster, queue: str) -> str:
     return ""
 
 
-def _throughput(rows: list[Row]) -> float:
+def _throughput(rows: list[QueueTotalsRow]) -> float:
     """Return the consumption rate in the second half, when the newest client is fully at work."""
     half = rows[len(rows) // 2 - 1 :] if len(rows) > 2 else rows
     return (half[-1].consumed - half[0].consumed) / (half[-1].at_s - half[0].at_s)
 
 
-def _section(static: Growth, dynamic: Growth, scale: Scale, others: float, folder: Path) -> Section:
+def _section(
+    static: GrowthRun, dynamic: GrowthRun, scale: Scale, others: float, folder: Path
+) -> ExperimentSection:
     times = dynamic.throughput_per_s / max(static.throughput_per_s, 1e-9)
     factor = PAPER_CLIENT_EVERY_S / scale.client_every_s
     draw_rows(
@@ -167,7 +174,7 @@ def _section(static: Growth, dynamic: Growth, scale: Scale, others: float, folde
         folder / "fig10.png",
         same_scale=True,
     )
-    return Section(
+    return ExperimentSection(
         name="fig10",
         title="Static and dynamic provisioning as clients come",
         source="Replicated queues §7.5, figures 10 and 11",
@@ -195,7 +202,7 @@ def _section(static: Growth, dynamic: Growth, scale: Scale, others: float, folde
             )
         ],
         tables=[
-            Table(
+            ReportTable(
                 f"After all {CLIENTS} clients had come",
                 ["provisioning", "replicas", "consumed/s"],
                 [

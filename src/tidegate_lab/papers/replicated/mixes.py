@@ -15,19 +15,29 @@ import msgspec
 
 import tidegate
 from tidegate.client.blocking import BlockingClient
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.bench.processors import Processors
-from tidegate.lab.peers.tidegate_server import tidegate_server
-from tidegate.lab.replicated.crew import Crew, Row, crew_at, seats_for
-from tidegate.lab.replicated.disturbance import disturbance
-from tidegate.lab.replicated.rates import Rates, Series, average, rates_of, series_of
-from tidegate.lab.replicated.scale import Scale
-from tidegate.lab.report.experiments import Progress
-from tidegate.lab.report.figures import Line, Panel, draw_panels
-from tidegate.lab.report.section import Drawing, Section
-from tidegate.laws.capacity import Capacity, Operation, capacity
-from tidegate.laws.stability import stability
-from tidegate.report.chart import Table
+from tidegate.laws.capacity import Capacity, LoadPoint, capacity
+from tidegate.laws.scaling import stability
+from tidegate.report.charts import ReportTable
+from tidegate.simulation.figures import Line, Panel, draw_panels
+from tidegate_lab.bench.compare import Processors
+from tidegate_lab.bench.compare_report import Bar
+from tidegate_lab.papers.replicated.cluster import (
+    RateSeries,
+    Scale,
+    StableRates,
+    average,
+    disturbance,
+    rates_of,
+    series_of,
+)
+from tidegate_lab.papers.replicated.crew import (
+    ClientGroup,
+    QueueTotalsRow,
+    client_group,
+    client_specs,
+)
+from tidegate_lab.peers.servers import tidegate_server
+from tidegate_lab.report import Drawing, ExperimentSection, Progress
 
 BLUE, TEAL, GREY = "#1f6fb2", "#2f9e6e", "#8a8f98"
 WARM_UP_S = 1.0
@@ -43,8 +53,8 @@ class MixRun(msgspec.Struct, frozen=True):
 
     producers: int
     consumers: int
-    rates: Rates
-    series: Series
+    rates: StableRates
+    series: RateSeries
     state: str
 
     @property
@@ -60,7 +70,7 @@ def _node() -> Iterator[tuple[BlockingClient, str]]:
             yield control, url
 
 
-def mixes_section(scale: Scale, folder: Path, progress: Progress) -> Section:
+def mixes_section(scale: Scale, folder: Path, progress: Progress) -> ExperimentSection:
     """Measure figures 5 and 6, and return the section about them."""
     runs: list[MixRun] = []
     with _node() as (control, url):
@@ -89,10 +99,10 @@ def mixes_section(scale: Scale, folder: Path, progress: Progress) -> Section:
 
 def _one_producer(
     control: BlockingClient, url: str, queue: str, consumers: int, scale: Scale
-) -> list[Row]:
+) -> list[QueueTotalsRow]:
     control.create_queue(queue, durable=True)
-    with crew_at(control, queue) as crew:
-        seats = seats_for(1, consumers, url=url, queue=queue, put_each=scale.mix_messages)
+    with client_group(control, queue) as crew:
+        seats = client_specs(1, consumers, url=url, queue=queue, put_each=scale.mix_messages)
         crew.come(seats)
         crew.begin()
         crew.go()
@@ -104,7 +114,7 @@ def _one_producer(
     return rows
 
 
-def _until_put(crew: Crew, messages: int, seconds_max: float) -> None:
+def _until_put(crew: ClientGroup, messages: int, seconds_max: float) -> None:
     """Sample until the producer has put all messages, or the time is over."""
     while crew.look().produced < messages and crew.rows[-1].at_s < seconds_max:
         crew.watch(1.0 if messages > 1000 else 0.1)
@@ -117,7 +127,9 @@ def best_mix(runs: list[MixRun]) -> MixRun:
     return min(near, key=lambda run: (run.producers + run.consumers, run.rates.imbalance))
 
 
-def _mixes_section(runs: list[MixRun], scale: Scale, others: float, folder: Path) -> Section:
+def _mixes_section(
+    runs: list[MixRun], scale: Scale, others: float, folder: Path
+) -> ExperimentSection:
     best = best_mix(runs)
     draw_panels(
         [
@@ -142,7 +154,7 @@ def _mixes_section(runs: list[MixRun], scale: Scale, others: float, folder: Path
         folder / "fig5.png",
         same_scale=True,
     )
-    return Section(
+    return ExperimentSection(
         name="fig5",
         title="One producer with one, two and three consumers",
         source="Replicated queues §7.2, figures 5 and 6",
@@ -164,7 +176,7 @@ def _mixes_section(runs: list[MixRun], scale: Scale, others: float, folder: Path
             )
         ],
         tables=[
-            Table(
+            ReportTable(
                 f"Means without the first and last {best.rates.edge_s:.1f} s, "
                 f"runs: {scale.mix_runs} (the paper: 5 s, 3 runs)",
                 ["producers : consumers", "produced/s", "consumed/s", "waiting at most", "state"],
@@ -202,9 +214,9 @@ def _mixes_section(runs: list[MixRun], scale: Scale, others: float, folder: Path
 # Figure 7
 
 
-def capacity_section(scale: Scale, folder: Path, progress: Progress) -> Section:
+def capacity_section(scale: Scale, folder: Path, progress: Progress) -> ExperimentSection:
     """Measure the capacity of a single queue (figure 7), and return the section about it."""
-    operations: list[Operation] = []
+    operations: list[LoadPoint] = []
     with _node() as (control, url):
         processors = Processors()
         for producers in scale.capacity_producers:
@@ -224,11 +236,11 @@ def capacity_section(scale: Scale, folder: Path, progress: Progress) -> Section:
 
 def _operation(
     control: BlockingClient, url: str, producers: int, consumers: int, seconds: float
-) -> Operation:
+) -> LoadPoint:
     queue = f"mix-{producers}-{consumers}"
     control.create_queue(queue, durable=True, exist_ok=True)
-    with crew_at(control, queue) as crew:
-        crew.come(seats_for(producers, consumers, url=url, queue=queue))
+    with client_group(control, queue) as crew:
+        crew.come(client_specs(producers, consumers, url=url, queue=queue))
         crew.go()
         crew.begin()
         crew.watch(min(WARM_UP_S, seconds))
@@ -239,7 +251,7 @@ def _operation(
         crew.settle()
     control.delete_queue(queue)
     measured_s = last.at_s - first.at_s
-    return Operation(
+    return LoadPoint(
         producers,
         consumers,
         (last.produced - first.produced) / measured_s,
@@ -249,8 +261,8 @@ def _operation(
 
 
 def _capacity_section(
-    operations: list[Operation], found: Capacity, scale: Scale, others: float, folder: Path
-) -> Section:
+    operations: list[LoadPoint], found: Capacity, scale: Scale, others: float, folder: Path
+) -> ExperimentSection:
     by_each = {
         each: [
             operation
@@ -282,7 +294,7 @@ def _capacity_section(
         height_in=4.0,
     )
     most = max(operation.clients for operation in operations)
-    return Section(
+    return ExperimentSection(
         name="fig7",
         title="Capacity of a single queue",
         source="Replicated queues §7.3, figure 7",
@@ -293,7 +305,7 @@ def _capacity_section(
         ours=f"C = {found.clients}: {found.reason}." if found.clients else found.reason,
         drawings=[Drawing("fig7.png", "The smaller of what goes in and what comes out.")],
         tables=[
-            Table(
+            ReportTable(
                 f"Each mix for {scale.capacity_seconds:g} s",
                 ["producers", "consumers", "produced/s", "consumed/s", "state"],
                 [

@@ -31,15 +31,16 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.lab.replicated.distribution import distribution_section
-from tidegate.lab.replicated.growth import growth_section
-from tidegate.lab.replicated.mixes import capacity_section, mixes_section
-from tidegate.lab.replicated.scale import Scale
-from tidegate.lab.replicated.scenarios import scenarios_section
-from tidegate.lab.replicated.simulated import SIMULATED
-from tidegate.lab.replicated.waiting import waiting_section
-from tidegate.lab.report.experiments import (
+from tidegate_lab.papers.replicated.cluster import Scale
+from tidegate_lab.papers.replicated.distribution import distribution_section
+from tidegate_lab.papers.replicated.growth import growth_section
+from tidegate_lab.papers.replicated.mixes import capacity_section, mixes_section
+from tidegate_lab.papers.replicated.scenarios import scenarios_section
+from tidegate_lab.papers.replicated.simulated import SIMULATED
+from tidegate_lab.papers.replicated.waiting import waiting_section
+from tidegate_lab.report import (
     RESULTS,
+    ExperimentSection,
     ExperimentsReport,
     Progress,
     chosen_from,
@@ -47,11 +48,10 @@ from tidegate.lab.report.experiments import (
     render,
     run_experiments,
 )
-from tidegate.lab.report.section import Section
 
 __all__ = ["EXPERIMENTS", "ReplicatedOptions", "render", "run_replicated"]
 
-_Make = Callable[[Scale, Path, Progress], Section]
+_Make = Callable[[Scale, Path, Progress], ExperimentSection]
 
 EXPERIMENTS: dict[str, _Make] = {
     "fig4": waiting_section,
@@ -104,7 +104,7 @@ def run_replicated(
     """Run the chosen experiments, and write their results."""
     scale = options.scale
 
-    def bound(make: _Make) -> Callable[[Path, Progress], Section]:
+    def bound(make: _Make) -> Callable[[Path, Progress], ExperimentSection]:
         return lambda folder, progress: make(scale, folder, progress)
 
     return run_experiments(

@@ -17,19 +17,24 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.core.replication import Role
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.bench.processors import Processors
-from tidegate.lab.replicated.crew import Crew, crew_at
-from tidegate.lab.replicated.crew_process import Seat
-from tidegate.lab.replicated.disturbance import disturbance
-from tidegate.lab.replicated.logical import Cluster, Speeds, cluster, seat, two_replicas
-from tidegate.lab.replicated.rates import Rates, rates_of
-from tidegate.lab.replicated.scale import Scale
-from tidegate.lab.report.experiments import Progress
-from tidegate.lab.report.figures import Line, Panel, draw_panels
-from tidegate.lab.report.section import Drawing, Section
-from tidegate.report.chart import Table
+from tidegate.core.topology import MemberRole
+from tidegate.report.charts import ReportTable
+from tidegate.simulation.figures import Line, Panel, draw_panels
+from tidegate_lab.bench.compare import Processors
+from tidegate_lab.bench.compare_report import Bar
+from tidegate_lab.papers.replicated.cluster import (
+    ClientSpeeds,
+    Scale,
+    StableRates,
+    TestCluster,
+    cluster,
+    connect_client,
+    disturbance,
+    rates_of,
+    two_replicas,
+)
+from tidegate_lab.papers.replicated.crew import ClientGroup, ClientSpec, client_group
+from tidegate_lab.report import Drawing, ExperimentSection, Progress
 
 PRODUCERS, CONSUMERS = 6, 12
 # What producers offer, as a fraction of what both replicas can deliver.
@@ -41,7 +46,7 @@ REPAIRS = (STILL, EXCHANGE, MIGRATION)
 EXCHANGE_EVERY_S = 0.5
 
 
-class Scenario(msgspec.Struct, frozen=True):
+class ReplicaScenario(msgspec.Struct, frozen=True):
     """The number of producers and consumers at the first of two replicas."""
 
     name: str
@@ -50,43 +55,47 @@ class Scenario(msgspec.Struct, frozen=True):
 
 
 SCENARIOS = (
-    Scenario("optimal", 3, 6),
-    Scenario("worst", 6, 0),
-    Scenario("locally unstable", 4, 4),
-    Scenario("unfair", 4, 8),
+    ReplicaScenario("optimal", 3, 6),
+    ReplicaScenario("worst", 6, 0),
+    ReplicaScenario("locally unstable", 4, 4),
+    ReplicaScenario("unfair", 4, 8),
 )
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class ScenarioResult(msgspec.Struct, frozen=True):
     """The measured rates of a scenario, and the distribution of clients at its end."""
 
     scenario: str
     repair: str
-    rates: Rates
+    rates: StableRates
     producers_at: dict[int, int]
     consumers_at: dict[int, int]
 
 
-def seats_of(
-    scenario: Scenario, cluster: Cluster, queue: str, numbers: Sequence[int], speeds: Speeds
-) -> list[Seat]:
+def scenario_clients(
+    scenario: ReplicaScenario,
+    cluster: TestCluster,
+    queue: str,
+    numbers: Sequence[int],
+    speeds: ClientSpeeds,
+) -> list[ClientSpec]:
     """Return the clients of a scenario, assigned to replicas."""
     first, second = numbers
     places = [
-        *((Role.CONSUMER, first),) * scenario.consumers,
-        *((Role.CONSUMER, second),) * (CONSUMERS - scenario.consumers),
-        *((Role.PRODUCER, first),) * scenario.producers,
-        *((Role.PRODUCER, second),) * (PRODUCERS - scenario.producers),
+        *((MemberRole.CONSUMER, first),) * scenario.consumers,
+        *((MemberRole.CONSUMER, second),) * (CONSUMERS - scenario.consumers),
+        *((MemberRole.PRODUCER, first),) * scenario.producers,
+        *((MemberRole.PRODUCER, second),) * (PRODUCERS - scenario.producers),
     ]
     return [
-        seat(number, role, cluster, queue, speeds, replica=replica)
+        connect_client(number, role, cluster, queue, speeds, replica=replica)
         for number, (role, replica) in enumerate(places)
     ]
 
 
-def scenarios_section(scale: Scale, folder: Path, progress: Progress) -> Section:
+def scenarios_section(scale: Scale, folder: Path, progress: Progress) -> ExperimentSection:
     """Run all scenarios on real nodes, and return the section about them."""
-    outcomes: list[Outcome] = []
+    outcomes: list[ScenarioResult] = []
     with cluster() as nodes:
         processors = Processors()
         for scenario in [one for one in SCENARIOS if one.name in scale.scenarios]:
@@ -101,16 +110,18 @@ def scenarios_section(scale: Scale, folder: Path, progress: Progress) -> Section
     return _section(outcomes, scale, others, folder)
 
 
-def _run(nodes: Cluster, scenario: Scenario, repair: str, scale: Scale) -> Outcome:
+def _run(
+    nodes: TestCluster, scenario: ReplicaScenario, repair: str, scale: Scale
+) -> ScenarioResult:
     queue = f"{scenario.name}-{repair}".replace(" ", "-")
     scaling = two_replicas(scale.replica_rate_per_s)
     nodes.create(queue, scaling)
     if repair != MIGRATION:
         nodes.hold_still(queue, scaling)
     numbers = sorted(nodes.serving(queue))
-    speeds = Speeds.offering(2 * OFFERED * scale.replica_rate_per_s, PRODUCERS, CONSUMERS)
-    with crew_at(nodes.control, queue) as crew:
-        crew.come(seats_of(scenario, nodes, queue, numbers, speeds))
+    speeds = ClientSpeeds.offering(2 * OFFERED * scale.replica_rate_per_s, PRODUCERS, CONSUMERS)
+    with client_group(nodes.control, queue) as crew:
+        crew.come(scenario_clients(scenario, nodes, queue, numbers, speeds))
         crew.go()
         crew.begin()
         watch(crew, nodes, queue, SETTLING_S, exchange=repair == EXCHANGE)
@@ -119,12 +130,14 @@ def _run(nodes: Cluster, scenario: Scenario, repair: str, scale: Scale) -> Outco
         rows = crew.rows[settled:]
         crew.leave()
         crew.settle()
-    return Outcome(
+    return ScenarioResult(
         scenario.name, repair, rates_of(rows), rows[-1].producers_at, rows[-1].consumers_at
     )
 
 
-def watch(crew: Crew, nodes: Cluster, queue: str, seconds: float, *, exchange: bool) -> None:
+def watch(
+    crew: ClientGroup, nodes: TestCluster, queue: str, seconds: float, *, exchange: bool
+) -> None:
     """Sample the queue for `seconds`, and exchange waiting messages if `exchange` is true."""
     for _ in range(max(1, round(seconds / EXCHANGE_EVERY_S))):
         crew.watch(EXCHANGE_EVERY_S, EXCHANGE_EVERY_S)
@@ -132,7 +145,9 @@ def watch(crew: Crew, nodes: Cluster, queue: str, seconds: float, *, exchange: b
             nodes.exchange(queue, crew.replicas(), EXCHANGE_EVERY_S)
 
 
-def _section(outcomes: list[Outcome], scale: Scale, others: float, folder: Path) -> Section:
+def _section(
+    outcomes: list[ScenarioResult], scale: Scale, others: float, folder: Path
+) -> ExperimentSection:
     consumed = {(one.scenario, one.repair): one.rates.consumed_per_s for one in outcomes}
     optimal = consumed["optimal", STILL]
     names = list(dict.fromkeys(one.scenario for one in outcomes))
@@ -159,7 +174,7 @@ def _section(outcomes: list[Outcome], scale: Scale, others: float, folder: Path)
         folder / "scenarios.png",
         height_in=4.0,
     )
-    return Section(
+    return ExperimentSection(
         name="scenarios",
         title="Clients well and badly spread over two replicas",
         source="Replicated queues §3.2",
@@ -181,7 +196,7 @@ def _section(outcomes: list[Outcome], scale: Scale, others: float, folder: Path)
             )
         ],
         tables=[
-            Table(
+            ReportTable(
                 f"Rates over {scale.scenario_seconds:g} s; where clients were in the end",
                 ["scenario", "", "produced/s", "consumed/s", "producers", "consumers", "waiting"],
                 [

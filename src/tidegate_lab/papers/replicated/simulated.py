@@ -17,14 +17,21 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.control.autoscaler import Autoscaler
-from tidegate.core.replication import Role
-from tidegate.core.scaling import Range, Scaling, ScalingPolicy
-from tidegate.core.steering import Exchange
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.replicated.arrival import median_placement
-from tidegate.lab.replicated.crew import Row
-from tidegate.lab.replicated.distribution import (
+from tidegate.control.queues.autoscaler import Autoscaler
+from tidegate.core.decisions import Exchange
+from tidegate.core.topology import MemberRole, Range, Scaling, ScalingPolicy
+from tidegate.report.charts import ReportTable
+from tidegate.simulation.figures import Line, Panel, draw_panels, draw_rows
+from tidegate.simulation.plant import PlantSettings, SimulatedPlant
+from tidegate_lab.bench.compare_report import Bar
+from tidegate_lab.papers.replicated.cluster import (
+    StableRates,
+    median_placement,
+    rates_of,
+    series_of,
+)
+from tidegate_lab.papers.replicated.crew import QueueTotalsRow
+from tidegate_lab.papers.replicated.distribution import (
     PAPER_DEFAULT_PER_MS,
     PAPER_ELECTED_PER_MS,
     PAPER_GAIN,
@@ -32,7 +39,7 @@ from tidegate.lab.replicated.distribution import (
     election_table,
     over_exchange_in_words,
 )
-from tidegate.lab.replicated.growth import (
+from tidegate_lab.papers.replicated.growth import (
     CAPACITY_CLIENTS,
     CLIENTS,
     DYNAMIC,
@@ -43,8 +50,7 @@ from tidegate.lab.replicated.growth import (
     PAPER_TIMES,
     STATIC,
 )
-from tidegate.lab.replicated.rates import Rates, rates_of, series_of
-from tidegate.lab.replicated.scenarios import (
+from tidegate_lab.papers.replicated.scenarios import (
     CONSUMERS,
     EXCHANGE,
     MIGRATION,
@@ -54,12 +60,7 @@ from tidegate.lab.replicated.scenarios import (
     SCENARIOS,
     STILL,
 )
-from tidegate.lab.report.experiments import Progress
-from tidegate.lab.report.figures import Line, Panel, draw_panels, draw_rows
-from tidegate.lab.report.section import Drawing, Section
-from tidegate.report.chart import Table
-from tidegate.simulation.plant import Plant
-from tidegate.simulation.settings import PlantSettings
+from tidegate_lab.report import Drawing, ExperimentSection, Progress
 
 QUEUE = "orders"
 # Figures 8 and 9: two queues with four producers deliver 0.35 messages/ms.
@@ -78,7 +79,7 @@ class SimulatedRun:
     """A plant with its control loop, and one sample per second."""
 
     def __init__(self, scaling: Scaling, settings: PlantSettings, producer_per_s: float) -> None:
-        self.plant = Plant(QUEUE, settings, slots=1, seed="replicated queues")
+        self.plant = SimulatedPlant(QUEUE, settings, slots=1, seed="replicated queues")
         self._settings = settings
         self._producer_per_s = producer_per_s
         self._autoscaler = Autoscaler(scaling)
@@ -86,14 +87,14 @@ class SimulatedRun:
         self.plant.pending = scaling.replicas.min
         self._place(at_once=True)
         self.plant.tick(1e-3, 0.0, settings.capacity_per_s)
-        self.rows: list[Row] = [self._row()]
+        self.rows: list[QueueTotalsRow] = [self._row()]
 
     def seat(self, number: int, producers: int, consumers: int) -> None:
         """Place clients at a replica, regardless of the law of election."""
         replica = self.plant.replicas[number]
         replica.producers, replica.consumers = producers, consumers
 
-    def join(self, roles: Iterable[Role]) -> None:
+    def join(self, roles: Iterable[MemberRole]) -> None:
         """Add clients one by one, each at the replica that the law of election chooses."""
         for role in roles:
             self.plant.change_clients(role, 1)
@@ -122,10 +123,10 @@ class SimulatedRun:
             machine = self.plant.machines.boot(1, self.plant.now, at_once=True)
             self.plant.place(machine.machine_id, at_once=at_once)
 
-    def _row(self) -> Row:
+    def _row(self) -> QueueTotalsRow:
         plant = self.plant
         replicas = plant.replicas.values()
-        return Row(
+        return QueueTotalsRow(
             at_s=plant.now,
             produced=plant.arrived,
             consumed=plant.consumed,
@@ -149,9 +150,9 @@ def _two(producers: int, consumers: int, offered_per_s: float) -> SimulatedRun:
     )
 
 
-def scenarios_section(folder: Path, progress: Progress) -> Section:
+def scenarios_section(folder: Path, progress: Progress) -> ExperimentSection:
     """Simulate the scenarios of §3.2, and return the section about them."""
-    found: dict[tuple[str, str], Rates] = {}
+    found: dict[tuple[str, str], StableRates] = {}
     for scenario in SCENARIOS:
         for repair in REPAIRS:
             run = _two(PRODUCERS, CONSUMERS, DISTRIBUTED_PER_S)
@@ -185,7 +186,7 @@ def scenarios_section(folder: Path, progress: Progress) -> Section:
         height_in=4.0,
     )
     one_replica = CONSUMER_ROOM * DISTRIBUTED_PER_S / 2
-    return Section(
+    return ExperimentSection(
         name="scenarios",
         title="Clients well and badly spread over two replicas",
         source="Replicated queues §3.2",
@@ -227,8 +228,8 @@ def scenarios_section(folder: Path, progress: Progress) -> Section:
     )
 
 
-def _table(found: dict[tuple[str, str], Rates]) -> Table:
-    return Table(
+def _table(found: dict[tuple[str, str], StableRates]) -> ReportTable:
+    return ReportTable(
         "Means in virtual time, without the first and last 5 s",
         ["scenario", "", "produced/s", "consumed/s", "waiting at most"],
         [
@@ -253,11 +254,11 @@ def distributed() -> dict[tuple[str, str], SimulatedRun]:
         run.seat(2, 4 - producers, 8 - consumers)
     elected = runs["elected", MIGRATION] = _two(4, 8, DISTRIBUTED_PER_S)
     # In the order of the real experiment (distribution.py).
-    elected.join([Role.CONSUMER] * 8 + [Role.PRODUCER] * 4)
+    elected.join([MemberRole.CONSUMER] * 8 + [MemberRole.PRODUCER] * 4)
     return runs
 
 
-def distribution_section(folder: Path, progress: Progress) -> Section:
+def distribution_section(folder: Path, progress: Progress) -> ExperimentSection:
     """Simulate figures 8 and 9 at the paper's rates, and return the section about them."""
     runs = distributed()
     elected_at = runs["elected", MIGRATION].placed
@@ -283,7 +284,7 @@ def distribution_section(folder: Path, progress: Progress) -> Section:
         folder / "fig8.png",
         same_scale=True,
     )
-    return Section(
+    return ExperimentSection(
         name="fig8",
         title="Clients spread as they came, and elected",
         source="Replicated queues §7.4, figures 8 and 9",
@@ -327,7 +328,7 @@ def distribution_section(folder: Path, progress: Progress) -> Section:
 
 def _rates_panel(
     title: str,
-    rows: Sequence[Row],
+    rows: Sequence[QueueTotalsRow],
     levels: Mapping[str, float],
     moments: Mapping[str, float] | None = None,
     y_label: str = "messages a second",
@@ -346,7 +347,7 @@ def _rates_panel(
     )
 
 
-def growth_section(folder: Path, progress: Progress) -> Section:
+def growth_section(folder: Path, progress: Progress) -> ExperimentSection:
     """Simulate figures 10 and 11 at the paper's rates, and return the section about them."""
     runs = {label: _grown(label) for label in (STATIC, DYNAMIC)}
     ends = {label: _end(run.rows) for label, run in runs.items()}
@@ -372,7 +373,7 @@ def growth_section(folder: Path, progress: Progress) -> Section:
         folder / "fig10.png",
         same_scale=True,
     )
-    return Section(
+    return ExperimentSection(
         name="fig10",
         title="Static and dynamic provisioning as clients come",
         source="Replicated queues §7.5, figures 10 and 11",
@@ -433,18 +434,18 @@ def _grown(label: str) -> SimulatedRun:
         SINGLE_PER_S / 2,
     )
     for number in range(CLIENTS):
-        run.join([Role.PRODUCER if number % 3 == 0 else Role.CONSUMER])
+        run.join([MemberRole.PRODUCER if number % 3 == 0 else MemberRole.CONSUMER])
         run.run(PAPER_CLIENT_EVERY_S, MIGRATION)
     run.run(AFTERWARDS_S, MIGRATION)
     return run
 
 
-def _end(rows: Sequence[Row]) -> float:
+def _end(rows: Sequence[QueueTotalsRow]) -> float:
     half = [row for row in rows if row.at_s >= rows[-1].at_s - AFTERWARDS_S / 2]
     return (half[-1].consumed - half[0].consumed) / (half[-1].at_s - half[0].at_s)
 
 
-SIMULATED: dict[str, Callable[[Path, Progress], Section]] = {
+SIMULATED: dict[str, Callable[[Path, Progress], ExperimentSection]] = {
     "scenarios": scenarios_section,
     "fig8": distribution_section,
     "fig10": growth_section,

@@ -16,20 +16,21 @@ import msgspec
 
 import tidegate
 from tidegate.client.blocking import BlockingClient
-from tidegate.core.replication import Role
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.bench.processors import Processors
-from tidegate.lab.peers.tidegate_server import tidegate_server
-from tidegate.lab.replicated.crew import Crew, Row, crew_at
-from tidegate.lab.replicated.crew_process import Seat
-from tidegate.lab.replicated.disturbance import disturbance
-from tidegate.lab.replicated.payload import make_payload
-from tidegate.lab.replicated.rates import series_of
-from tidegate.lab.replicated.scale import Scale
-from tidegate.lab.report.experiments import ExperimentFailed, Progress
-from tidegate.lab.report.figures import Line, Panel, draw_panels
-from tidegate.lab.report.section import Drawing, Section
-from tidegate.report.chart import Table
+from tidegate.core.topology import MemberRole
+from tidegate.report.charts import ReportTable
+from tidegate.simulation.figures import Line, Panel, draw_panels
+from tidegate_lab.bench.compare import Processors
+from tidegate_lab.bench.compare_report import Bar
+from tidegate_lab.papers.replicated.cluster import Scale, disturbance, series_of
+from tidegate_lab.papers.replicated.crew import (
+    ClientGroup,
+    ClientSpec,
+    QueueTotalsRow,
+    client_group,
+    make_payload,
+)
+from tidegate_lab.peers.servers import tidegate_server
+from tidegate_lab.report import Drawing, ExperimentFailed, ExperimentSection, Progress
 
 WITHIN = 0.8
 FILL_AT_ONCE = 1000
@@ -40,7 +41,7 @@ FILLING = 0xFFFF_FFFF
 EMPTY, FULL = "empty", "full"
 
 
-class Speed(msgspec.Struct, frozen=True):
+class WaitingSpeed(msgspec.Struct, frozen=True):
     """The rates at which messages were put and read, with this backlog."""
 
     waiting: int
@@ -48,17 +49,17 @@ class Speed(msgspec.Struct, frozen=True):
     read_per_s: float
 
 
-class Pair(msgspec.Struct, frozen=True):
+class BacklogPair(msgspec.Struct, frozen=True):
     """A measurement of the empty queue and one of the full queue, taken in turn."""
 
-    empty: Speed
-    full: Speed
+    empty: WaitingSpeed
+    full: WaitingSpeed
 
 
 class _Measured:
     """A queue, its clients, and the size of its backlog."""
 
-    def __init__(self, crew: Crew, control: BlockingClient, url: str, queue: str) -> None:
+    def __init__(self, crew: ClientGroup, control: BlockingClient, url: str, queue: str) -> None:
         self._crew = crew
         self._control = control
         self._url = url
@@ -72,20 +73,20 @@ class _Measured:
             self._control.put_many(self._queue, [make_payload(FILLING, n) for n in sequences])
         self.waiting = count
 
-    def speed(self, messages: int) -> tuple[Speed, list[Row]]:
+    def speed(self, messages: int) -> tuple[WaitingSpeed, list[QueueTotalsRow]]:
         """Put messages, then read as many; return the speeds and the samples."""
         self._crew.begin()
-        put_s = self._work(Role.PRODUCER, messages)
-        read_s = self._work(Role.CONSUMER, messages)
+        put_s = self._work(MemberRole.PRODUCER, messages)
+        read_s = self._work(MemberRole.CONSUMER, messages)
         rows = list(self._crew.rows)
         held = sum(one.waiting + one.unacknowledged for one in self._crew.replicas())
         if held != self.waiting:
             raise ExperimentFailed(f"{self.waiting} messages should wait, {held} do")
-        return Speed(self.waiting, messages / put_s, messages / read_s), rows
+        return WaitingSpeed(self.waiting, messages / put_s, messages / read_s), rows
 
-    def _work(self, role: Role, messages: int) -> float:
+    def _work(self, role: MemberRole, messages: int) -> float:
         number = next(self._numbers)
-        self._crew.come([Seat(number, role, self._url, self._queue, messages)])
+        self._crew.come([ClientSpec(number, role, self._url, self._queue, messages)])
         self._crew.go([number])
         if not self._crew.watch_until_done(SECONDS_MAX, PROBE_EVERY_S):
             raise ExperimentFailed(f"{messages} messages took longer than {SECONDS_MAX:g} s")
@@ -96,26 +97,26 @@ class _Measured:
         return mine.ended_s - mine.begun_s
 
 
-def waiting_section(scale: Scale, folder: Path, progress: Progress) -> Section:
+def waiting_section(scale: Scale, folder: Path, progress: Progress) -> ExperimentSection:
     """Measure the speed at each backlog, and return the section about it."""
     with tidegate_server() as server:
         url = f"tidegate://127.0.0.1:{server.port}"
         with tidegate.connect(url, mode="admin") as control:
             for queue in (EMPTY, FULL):
                 control.create_queue(queue, durable=True)
-            with crew_at(control, EMPTY) as at_empty, crew_at(control, FULL) as at_full:
+            with client_group(control, EMPTY) as at_empty, client_group(control, FULL) as at_full:
                 processors = Processors()
                 empty = _Measured(at_empty, control, url, EMPTY)
                 full = _Measured(at_full, control, url, FULL)
                 empty.speed(scale.speed_messages)  # warm up
                 alone, rows = empty.speed(scale.speed_messages)
                 progress(f"put {alone.put_per_s:,.0f}/s, read {alone.read_per_s:,.0f}/s")
-                pairs: dict[int, list[Pair]] = {}
+                pairs: dict[int, list[BacklogPair]] = {}
                 for backlog in scale.backlogs:
                     progress(f"{backlog:,} messages wait …")
                     full.fill_to(backlog)
                     pairs[backlog] = [
-                        Pair(
+                        BacklogPair(
                             empty.speed(scale.speed_messages)[0],
                             full.speed(scale.speed_messages)[0],
                         )
@@ -125,29 +126,33 @@ def waiting_section(scale: Scale, folder: Path, progress: Progress) -> Section:
     return _section(scale, rows, pairs, others, folder)
 
 
-def _ratio(pairs: Sequence[Pair], read: Callable[[Speed], float]) -> float:
+def _ratio(pairs: Sequence[BacklogPair], read: Callable[[WaitingSpeed], float]) -> float:
     return statistics.median(read(pair.full) / read(pair.empty) for pair in pairs)
 
 
-def _mean(pairs: Sequence[Pair], read: Callable[[Pair], float]) -> float:
+def _mean(pairs: Sequence[BacklogPair], read: Callable[[BacklogPair], float]) -> float:
     return statistics.fmean(map(read, pairs))
 
 
-def _put(speed: Speed) -> float:
+def _put(speed: WaitingSpeed) -> float:
     return speed.put_per_s
 
 
-def _read(speed: Speed) -> float:
+def _read(speed: WaitingSpeed) -> float:
     return speed.read_per_s
 
 
 def _section(
-    scale: Scale, rows: list[Row], pairs: dict[int, list[Pair]], others: float, folder: Path
-) -> Section:
+    scale: Scale,
+    rows: list[QueueTotalsRow],
+    pairs: dict[int, list[BacklogPair]],
+    others: float,
+    folder: Path,
+) -> ExperimentSection:
     _draw(rows, pairs, folder)
     most = max(pairs)
     worst = min(min(_ratio(found, _put), _ratio(found, _read)) for found in pairs.values())
-    return Section(
+    return ExperimentSection(
         name="fig4",
         title="Speed against waiting messages",
         source="Replicated queues §7.2, figure 4",
@@ -170,7 +175,7 @@ def _section(
             )
         ],
         tables=[
-            Table(
+            ReportTable(
                 "One transaction for each message; medians of ratios, means of rates",
                 ["waiting", "put/s", "put/s empty", "ratio", "read/s", "read/s empty", "ratio"],
                 [
@@ -204,12 +209,14 @@ def _section(
     )
 
 
-def _draw(rows: list[Row], pairs: dict[int, list[Pair]], folder: Path) -> None:
+def _draw(rows: list[QueueTotalsRow], pairs: dict[int, list[BacklogPair]], folder: Path) -> None:
     series = series_of(rows)
     names = [f"{backlog:,}" for backlog in pairs]
     x = [float(backlog) for backlog in pairs]
 
-    def line(label: str, colour: str, read: Callable[[Pair], float], *, dashed: bool) -> Line:
+    def line(
+        label: str, colour: str, read: Callable[[BacklogPair], float], *, dashed: bool
+    ) -> Line:
         means = [_mean(found, read) for found in pairs.values()]
         return Line(label, x, means, dashed=dashed, colour=colour)
 

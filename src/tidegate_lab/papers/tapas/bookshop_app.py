@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tidegate.lab.tapas.bookshop import Bookshop, ShopSetting
+from tidegate_lab.papers.tapas.shops import Bookshop, ShopSetting
 
 app = Bookshop(ShopSetting.of_environment())

@@ -17,10 +17,12 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import uvloop
 
-from tidegate.gateway import Gateway, GatewayLimits, HealthCheck, ServerAddress, StickySessions
-from tidegate.lab.bench.child import Child, answer
-from tidegate.lab.tapas.bookshop import WELL_PATH
-from tidegate.laws.ejection import Standing
+from tidegate.gateway.gateway import Gateway, GatewayLimits
+from tidegate.gateway.http1 import StickySessions
+from tidegate.gateway.servers import HealthCheck, ServerAddress
+from tidegate.laws.http.balancing import ServerState
+from tidegate_lab.loadgen.processes import Child, answer
+from tidegate_lab.papers.tapas.shops import WELL_PATH
 
 _NOTE_S = 0.25
 _ANSWER_TIMEOUT_S = 60.0
@@ -37,7 +39,7 @@ class GatewayOrder(msgspec.Struct, frozen=True):
     checked: bool = True
 
 
-class Note(msgspec.Struct, frozen=True, array_like=True):
+class GatewaySample(msgspec.Struct, frozen=True, array_like=True):
     """The state of each server at one time."""
 
     at: float
@@ -57,16 +59,16 @@ class GatewayProcess:
     def pid(self) -> int:
         return self._child.pid
 
-    def notes(self) -> list[Note]:
+    def notes(self) -> list[GatewaySample]:
         """Return all notes since the start of the process."""
         self._child.say(True)
-        return self._child.hear(list[Note], _ANSWER_TIMEOUT_S)
+        return self._child.hear(list[GatewaySample], _ANSWER_TIMEOUT_S)
 
 
 @contextlib.contextmanager
 def gateway_process(order: GatewayOrder) -> Iterator[GatewayProcess]:
     arguments = [msgspec.json.encode(order).decode()]
-    with Child("tidegate.lab.tapas.gateway_process", arguments) as child:
+    with Child("tidegate_lab.papers.tapas.gateway_process", arguments) as child:
         yield GatewayProcess(child, child.hear(int, _ANSWER_TIMEOUT_S))
 
 
@@ -84,7 +86,7 @@ async def _serve(order: GatewayOrder) -> None:
         sessions=StickySessions(secrets.token_bytes(16)) if order.sticky else None,
         health=HealthCheck(WELL_PATH, interval_s=1.0) if order.checked else None,
     )
-    notes: list[Note] = []
+    notes: list[GatewaySample] = []
     async with gateway:
         noting = asyncio.ensure_future(_note(gateway, notes))
         answer(gateway.port)
@@ -93,15 +95,15 @@ async def _serve(order: GatewayOrder) -> None:
         noting.cancel()
 
 
-async def _note(gateway: Gateway, notes: list[Note]) -> None:
+async def _note(gateway: Gateway, notes: list[GatewaySample]) -> None:
     while True:
         servers = gateway.servers
         notes.append(
-            Note(
+            GatewaySample(
                 time.monotonic(),
                 [one.outstanding for one in servers],
                 [one.meters.sent.total for one in servers],
-                [one.ejection.standing is Standing.EJECTED for one in servers],
+                [one.ejection.standing is ServerState.EJECTED for one in servers],
             )
         )
         await asyncio.sleep(_NOTE_S)

@@ -18,14 +18,14 @@ from urllib.parse import urlsplit
 import msgspec
 import uvloop
 
-from tidegate.adapters.door_settings import DoorSettings
-from tidegate.adapters.haproxy.door import HaproxyDoor
-from tidegate.control.door_loop import DoorLoop
-from tidegate.core.hosting import Engine, InstanceState, ServiceSpec
-from tidegate.lab.bench.child import Child, answer
-from tidegate.lab.tapas.bookshop import TARGET, WELL_PATH
-from tidegate.lab.tapas.promise import agreement_text
+from tidegate.control.services.door import DoorLoop
+from tidegate.core.services import Engine, InstanceState, ServiceSpec
+from tidegate.doors import DoorSettings
+from tidegate.doors.haproxy.door import HaproxyDoor
 from tidegate.storage.memory import MemoryStore
+from tidegate_lab.loadgen.processes import Child, answer
+from tidegate_lab.papers.tapas.clients import agreement_text
+from tidegate_lab.papers.tapas.shops import TARGET, WELL_PATH
 
 _SERVICE = "shop"
 _ORDER_S = 1.0
@@ -45,7 +45,7 @@ class HaproxyDoorProcess:
 def haproxy_door_process(server_ports: Sequence[int]) -> Iterator[HaproxyDoorProcess]:
     """Run the door in front of servers on loopback ports until the block ends."""
     arguments = [msgspec.json.encode(list(server_ports)).decode()]
-    with Child("tidegate.lab.tapas.haproxy_door_process", arguments) as child:
+    with Child("tidegate_lab.papers.tapas.haproxy_door_process", arguments) as child:
         yield HaproxyDoorProcess(child, child.hear(int, _ANSWER_TIMEOUT_S))
 
 

@@ -18,30 +18,39 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.bench.processors import Processors
-from tidegate.lab.peers.haproxy_server import haproxy_server
-from tidegate.lab.report.experiments import Progress
-from tidegate.lab.report.figures import Line, Panel, draw_panels, draw_rows
-from tidegate.lab.report.section import Drawing, Section
-from tidegate.lab.tapas.bookshop import WELL_PATH
-from tidegate.lab.tapas.clients import TIMEOUT_S, Crowd, Visit, drawn_s
-from tidegate.lab.tapas.clients_process import visitors
-from tidegate.lab.tapas.hosted import Crew, HostedPlan, hosted
-from tidegate.lab.tapas.oracle import needed, oracle_seconds, paid_seconds
-from tidegate.lab.tapas.plan import Case, KeepingPlan
-from tidegate.lab.tapas.promise import (
+from tidegate.report.charts import ReportTable
+from tidegate.simulation.figures import Line, Panel, draw_panels, draw_rows
+from tidegate_lab.bench.compare import Processors
+from tidegate_lab.bench.compare_report import Bar
+from tidegate_lab.papers.tapas.clients import (
     BREACH_S,
+    TIMEOUT_S,
     WARNING_S,
     WINDOW_S,
-    Window,
+    ClientPopulation,
+    PopulationRecord,
+    PromiseWindow,
     agreement_text,
     breached_s,
+    drawn_s,
+    needed,
+    oracle_seconds,
+    paid_seconds,
+    start_population,
     warned_s,
     windows_of,
 )
-from tidegate.lab.tapas.shops import shops_running
-from tidegate.report.chart import Table
+from tidegate_lab.papers.tapas.shops import (
+    WELL_PATH,
+    AgreementPlan,
+    Case,
+    HostedPlan,
+    InstanceCount,
+    hosted_shop,
+    shops_running,
+)
+from tidegate_lab.peers.http_servers import haproxy_server
+from tidegate_lab.report import Drawing, ExperimentSection, Progress
 
 ORACLE_BAR = 1.3
 # The number of clients at which a single instance must breach the agreement.
@@ -50,13 +59,13 @@ _BREACHING_CLIENTS = 20
 _PAPER_SLOWER, _PAPER_LESS = 0.18, 0.14
 
 
-class Kept(msgspec.Struct, frozen=True):
+class AgreementRun(msgspec.Struct, frozen=True):
     """The result of one system in one case."""
 
     # Of answered requests, in the time when all clients were present.
     response_s: float
     throughput_per_s: float
-    windows: list[Window]
+    windows: list[PromiseWindow]
     breached_s: float
     warned_s: float
     requests: int
@@ -67,16 +76,16 @@ class Kept(msgspec.Struct, frozen=True):
         return max((one.p95_s for one in self.windows), default=0.0)
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class AgreementComparison(msgspec.Struct, frozen=True):
     """The results of both systems in one case."""
 
     case: Case
-    static: Kept
-    ours: Kept
+    static: AgreementRun
+    ours: AgreementRun
     instance_s: float
     oracle_s: float
     # Instances by seconds since the clients began: of `tidegate host`, and of the oracle.
-    crews: list[Crew]
+    crews: list[InstanceCount]
     oracle: list[tuple[float, int]]
 
     @property
@@ -89,7 +98,7 @@ class Outcome(msgspec.Struct, frozen=True):
         return self.instance_s / self.oracle_s if self.oracle_s else math.nan
 
 
-def keeping_section(plan: KeepingPlan, folder: Path, progress: Progress) -> Section:
+def keeping_section(plan: AgreementPlan, folder: Path, progress: Progress) -> ExperimentSection:
     """Run all cases."""
     processors = Processors()
     outcomes = []
@@ -106,14 +115,14 @@ def keeping_section(plan: KeepingPlan, folder: Path, progress: Progress) -> Sect
     return section_of(plan, outcomes, folder, others)
 
 
-def _seconds(plan: KeepingPlan, case: Case) -> float:
+def _seconds(plan: AgreementPlan, case: Case) -> float:
     """Return the seconds of a case, rounded up to whole windows."""
     seconds = case.clients * plan.ramp_s + plan.hold_s
     return WINDOW_S * math.ceil(seconds / WINDOW_S)
 
 
-def _case(plan: KeepingPlan, case: Case) -> Outcome:
-    crowd = Crowd(
+def _case(plan: AgreementPlan, case: Case) -> AgreementComparison:
+    crowd = ClientPopulation(
         ports=(),
         clients=case.clients,
         sessions=None,
@@ -130,19 +139,19 @@ def _case(plan: KeepingPlan, case: Case) -> Outcome:
         shops = stack.enter_context(shops_running(plan.shop, case.start))
         ports = [shop.port for shop in shops]
         static = stack.enter_context(haproxy_server(ports, ready_path=WELL_PATH))
-        ours = stack.enter_context(hosted(ours_plan))
+        ours = stack.enter_context(hosted_shop(ours_plan))
         crowds = [
-            stack.enter_context(visitors(msgspec.structs.replace(crowd, ports=[port])))
+            stack.enter_context(start_population(msgspec.structs.replace(crowd, ports=[port])))
             for port in (static.port, ours.port)
         ]
         static_visit, ours_visit = (one.seen() for one in crowds)
         crews = list(ours.crews)
     low, high = case.start, plan.replicas_max
     began_at, ended_at = ours_visit.began_at, ours_visit.ended_at
-    return Outcome(
+    return AgreementComparison(
         case=case,
-        static=kept_of(plan, case, static_visit),
-        ours=kept_of(plan, case, ours_visit),
+        static=agreement_run(plan, case, static_visit),
+        ours=agreement_run(plan, case, ours_visit),
         instance_s=paid_seconds(crews, began_at, ended_at),
         oracle_s=oracle_seconds(ours_visit, plan.shop, BREACH_S, low, high),
         crews=[
@@ -160,12 +169,12 @@ def _case(plan: KeepingPlan, case: Case) -> Outcome:
     )
 
 
-def kept_of(plan: KeepingPlan, case: Case, visit: Visit) -> Kept:
+def agreement_run(plan: AgreementPlan, case: Case, visit: PopulationRecord) -> AgreementRun:
     """Return the result of one system from the record of its clients."""
     all_there_at = visit.began_at + case.clients * plan.ramp_s
     together = visit.requests.between(all_there_at, visit.ended_at)
     windows = windows_of(visit)
-    return Kept(
+    return AgreementRun(
         response_s=together.mean_s,
         throughput_per_s=len(together.answered_s) / max(visit.ended_at - all_there_at, 1e-9),
         windows=windows,
@@ -177,8 +186,8 @@ def kept_of(plan: KeepingPlan, case: Case, visit: Visit) -> Kept:
 
 
 def section_of(
-    plan: KeepingPlan, outcomes: Sequence[Outcome], folder: Path, others: float
-) -> Section:
+    plan: AgreementPlan, outcomes: Sequence[AgreementComparison], folder: Path, others: float
+) -> ExperimentSection:
     """Return the report's section, with figures, tables and bars."""
     _draw_responses(outcomes, folder / "agreement.png")
     shown = max(outcomes, key=lambda one: (-one.case.spares, one.case.clients, -one.case.start))
@@ -187,7 +196,7 @@ def section_of(
     static_s = sum(one.static.breached_s for one in outcomes)
     worst = max(_lean(outcomes), key=lambda one: one.of_oracle, default=None)
     shop = plan.shop
-    return Section(
+    return ExperimentSection(
         name="agreement",
         title="Keeping the agreement",
         source="Figures 17, 18, 21 and 22: response time under 1 s; from one and from two "
@@ -242,12 +251,12 @@ def section_of(
     )
 
 
-def _lean(outcomes: Sequence[Outcome]) -> list[Outcome]:
+def _lean(outcomes: Sequence[AgreementComparison]) -> list[AgreementComparison]:
     """Return the cases without spares, because an oracle needs none."""
     return [one for one in outcomes if not one.case.spares]
 
 
-def _of_oracle(outcomes: Sequence[Outcome]) -> float:
+def _of_oracle(outcomes: Sequence[AgreementComparison]) -> float:
     """Return our instance-seconds over the oracle's for all cases together.
 
     A single case with too many instances may be hidden, so there is a bar on the worst case too.
@@ -256,7 +265,7 @@ def _of_oracle(outcomes: Sequence[Outcome]) -> float:
     return sum(one.instance_s for one in lean) / max(sum(one.oracle_s for one in lean), 1e-9)
 
 
-def keeping_bars(outcomes: Sequence[Outcome]) -> list[Bar]:
+def keeping_bars(outcomes: Sequence[AgreementComparison]) -> list[Bar]:
     """Return the issue's bars, for the worst case and for all cases together."""
     alone = [
         one.static.windows[-1].p95_s
@@ -297,7 +306,7 @@ def keeping_bars(outcomes: Sequence[Outcome]) -> list[Bar]:
     ]
 
 
-def _spare_bars(outcome: Outcome) -> list[Bar]:
+def _spare_bars(outcome: AgreementComparison) -> list[Bar]:
     """Return the bars with spares: a lead of at least the report's (figures 17 and 18)."""
     static, ours = outcome.static.throughput_per_s, outcome.ours.throughput_per_s
     return [
@@ -311,8 +320,8 @@ def _spare_bars(outcome: Outcome) -> list[Bar]:
     ]
 
 
-def _response_table(outcomes: Sequence[Outcome]) -> Table:
-    return Table(
+def _response_table(outcomes: Sequence[AgreementComparison]) -> ReportTable:
+    return ReportTable(
         "While all clients were there",
         (
             *("case", "figure", "static, mean", "ours, mean", "static slower", "the report's"),
@@ -334,8 +343,8 @@ def _response_table(outcomes: Sequence[Outcome]) -> Table:
     )
 
 
-def _promise_table(outcomes: Sequence[Outcome]) -> Table:
-    return Table(
+def _promise_table(outcomes: Sequence[AgreementComparison]) -> ReportTable:
+    return ReportTable(
         "From the first client to the last",
         (
             *("case", "in breach, static", "ours", "warned, ours", "worst p95, ours"),
@@ -358,7 +367,7 @@ def _promise_table(outcomes: Sequence[Outcome]) -> Table:
     )
 
 
-def _draw_responses(outcomes: Sequence[Outcome], file: Path) -> None:
+def _draw_responses(outcomes: Sequence[AgreementComparison], file: Path) -> None:
     panels = []
     for start in sorted({one.case.start for one in outcomes}):
         mine = [one for one in outcomes if one.case.start == start and not one.case.spares]
@@ -380,8 +389,8 @@ def _draw_responses(outcomes: Sequence[Outcome], file: Path) -> None:
     draw_panels(panels, file, same_scale=True)
 
 
-def _draw_course(outcome: Outcome, file: Path) -> None:
-    def middles(windows: Sequence[Window]) -> list[float]:
+def _draw_course(outcome: AgreementComparison, file: Path) -> None:
+    def middles(windows: Sequence[PromiseWindow]) -> list[float]:
         return [one.begins_s + WINDOW_S / 2 for one in windows]
 
     static, ours = outcome.static.windows, outcome.ours.windows

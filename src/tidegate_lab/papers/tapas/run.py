@@ -19,9 +19,14 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.core.hosting import Engine
-from tidegate.lab.report.experiments import (
+from tidegate.core.services import Engine
+from tidegate_lab.papers.tapas.keeping import keeping_section
+from tidegate_lab.papers.tapas.overhead import overhead_section, whole_section
+from tidegate_lab.papers.tapas.shops import TapasPlan
+from tidegate_lab.papers.tapas.skew import skew_section
+from tidegate_lab.report import (
     RESULTS,
+    ExperimentSection,
     ExperimentsReport,
     Progress,
     chosen_from,
@@ -29,16 +34,10 @@ from tidegate.lab.report.experiments import (
     render,
     run_experiments,
 )
-from tidegate.lab.report.section import Section
-from tidegate.lab.tapas.keeping import keeping_section
-from tidegate.lab.tapas.overhead import overhead_section
-from tidegate.lab.tapas.plan import Plan
-from tidegate.lab.tapas.skew import skew_section
-from tidegate.lab.tapas.whole import whole_section
 
 __all__ = ["EXPERIMENTS", "TapasOptions", "render", "run_tapas"]
 
-_Make = Callable[[Plan, Path, Progress], Section]
+_Make = Callable[[TapasPlan, Path, Progress], ExperimentSection]
 
 EXPERIMENTS: dict[str, _Make] = {
     "overhead": lambda plan, folder, progress: overhead_section(plan.overhead, folder, progress),
@@ -66,8 +65,8 @@ class TapasOptions(msgspec.Struct, frozen=True):
         return chosen_from(list(EXPERIMENTS), self.only)
 
     @property
-    def plan(self) -> Plan:
-        plan = Plan.quick() if self.quick else Plan()
+    def plan(self) -> TapasPlan:
+        plan = TapasPlan.quick() if self.quick else TapasPlan()
         keeping = msgspec.structs.replace(plan.keeping, engine=self.engine)
         plan = msgspec.structs.replace(plan, keeping=keeping)
         return plan if self.pairs is None else plan.of_pairs(self.pairs)
@@ -77,7 +76,7 @@ def run_tapas(options: TapasOptions, progress: Progress = lambda line: None) -> 
     """Run the chosen experiments and write their results."""
     plan = options.plan
 
-    def bound(make: _Make) -> Callable[[Path, Progress], Section]:
+    def bound(make: _Make) -> Callable[[Path, Progress], ExperimentSection]:
         return lambda folder, progress: make(plan, folder, progress)
 
     return run_experiments(

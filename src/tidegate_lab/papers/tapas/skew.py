@@ -17,38 +17,43 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.bench.processors import Processors
-from tidegate.lab.report.experiments import Progress
-from tidegate.lab.report.figures import Line, Panel, draw_grid
-from tidegate.lab.report.section import Drawing, Section
-from tidegate.lab.tapas.clients import Crowd, Visit
-from tidegate.lab.tapas.clients_process import Visitors, visitors
-from tidegate.lab.tapas.gateway_process import (
+from tidegate.report.charts import ReportTable
+from tidegate.simulation.figures import Line, Panel, draw_grid
+from tidegate_lab.bench.compare import Processors
+from tidegate_lab.bench.compare_report import Bar
+from tidegate_lab.papers.tapas.clients import (
+    WARNING_S,
+    ClientPopulation,
+    PopulationProcess,
+    PopulationRecord,
+    PromiseWindow,
+    breached_s,
+    start_population,
+    warned_s,
+    windows_of,
+)
+from tidegate_lab.papers.tapas.gateway_process import (
     GatewayOrder,
     GatewayProcess,
-    Note,
+    GatewaySample,
     gateway_process,
 )
-from tidegate.lab.tapas.plan import SkewPlan
-from tidegate.lab.tapas.promise import WARNING_S, Window, breached_s, warned_s, windows_of
-from tidegate.lab.tapas.shops import Shop, shops_running
-from tidegate.lab.tapas.unevenness import even_after_s, herding
-from tidegate.report.chart import Table
+from tidegate_lab.papers.tapas.shops import ShopInstance, SkewPlan, shops_running
+from tidegate_lab.report import Drawing, ExperimentSection, Progress
 
 SLOWER = 3.0
 DEFAULT_POLICY = "better-of-two"
 HERDING_POLICY = "workload"
 _SLOW, _DEAD, _SILENT = "three times slower", "dies", "hangs"
 
-FAULTS: dict[str, Callable[[Shop], None]] = {
+FAULTS: dict[str, Callable[[ShopInstance], None]] = {
     _SLOW: lambda shop: shop.pace(SLOWER),
     _DEAD: lambda shop: shop.kill(),
     _SILENT: lambda shop: shop.hang(),
 }
 
 
-class Trial(msgspec.Struct, frozen=True):
+class SkewTrial(msgspec.Struct, frozen=True):
     """The result of one policy with one fault."""
 
     policy: str
@@ -72,16 +77,16 @@ class Trial(msgspec.Struct, frozen=True):
         return "never" if self.even_after_s is None else f"{self.even_after_s:.1f} s"
 
 
-class _Place(msgspec.Struct, frozen=True):
+class _FaultRun(msgspec.Struct, frozen=True):
     """The running parts for one fault of one policy."""
 
     fault: str
-    shops: Sequence[Shop]
+    shops: Sequence[ShopInstance]
     gateway: GatewayProcess
-    crowd: Visitors
+    crowd: PopulationProcess
 
 
-def skew_section(plan: SkewPlan, folder: Path, progress: Progress) -> Section:
+def skew_section(plan: SkewPlan, folder: Path, progress: Progress) -> ExperimentSection:
     """Run all policies one after the other."""
     processors = Processors()
     trials = []
@@ -102,7 +107,7 @@ def skew_section(plan: SkewPlan, folder: Path, progress: Progress) -> Section:
     return _section(plan, trials, others)
 
 
-def _policy(plan: SkewPlan, policy: str) -> list[Trial]:
+def _policy(plan: SkewPlan, policy: str) -> list[SkewTrial]:
     with contextlib.ExitStack() as stack:
         prepared = []
         for fault in FAULTS:
@@ -113,15 +118,15 @@ def _policy(plan: SkewPlan, policy: str) -> list[Trial]:
             prepared.append((fault, shops, stack.enter_context(gateway_process(order))))
         places = []
         for fault, shops, gateway in prepared:
-            crowd = Crowd(
+            crowd = ClientPopulation(
                 ports=[gateway.port],
                 clients=plan.clients,
                 sessions=None,
                 seconds=plan.calm_s + plan.after_s,
                 timeout_s=plan.client_timeout_s,
             )
-            crowd_there = stack.enter_context(visitors(crowd))
-            places.append(_Place(fault, shops, gateway, crowd_there))
+            crowd_there = stack.enter_context(start_population(crowd))
+            places.append(_FaultRun(fault, shops, gateway, crowd_there))
         happened = []
         for place in places:
             place.crowd.until(plan.calm_s)
@@ -138,17 +143,17 @@ def _trial(
     plan: SkewPlan,
     policy: str,
     fault: str,
-    visit: Visit,
-    notes: Sequence[Note],
+    visit: PopulationRecord,
+    notes: Sequence[GatewaySample],
     happened_at: float,
-) -> Trial:
+) -> SkewTrial:
     # Ignore notes after the end: the clients leave one by one, which looks uneven.
     over_at = visit.began_at + plan.calm_s + plan.after_s
     notes = [note for note in notes if visit.began_at <= note.at < over_at]
     since_s = happened_at - visit.began_at
     # The fault happens at the start of a window, so that window counts.
     windows = [one for one in windows_of(visit) if _ends_after(one, since_s)]
-    return Trial(
+    return SkewTrial(
         policy=policy,
         fault=fault,
         requests=len(visit.requests),
@@ -163,15 +168,15 @@ def _trial(
     )
 
 
-def _ends_after(window: Window, since_s: float) -> bool:
+def _ends_after(window: PromiseWindow, since_s: float) -> bool:
     return window.begins_s >= since_s - 1.0
 
 
-def _section(plan: SkewPlan, trials: Sequence[Trial], others: float) -> Section:
+def _section(plan: SkewPlan, trials: Sequence[SkewTrial], others: float) -> ExperimentSection:
     ours = [one for one in trials if one.policy == DEFAULT_POLICY]
     herd = [one for one in trials if one.policy == HERDING_POLICY]
     shop = plan.shop
-    return Section(
+    return ExperimentSection(
         name="skew",
         title="One instance is slow, dead or silent",
         source="Section 2.2.3: policies that adapt to the quality of service that servers deliver",
@@ -212,7 +217,7 @@ def _section(plan: SkewPlan, trials: Sequence[Trial], others: float) -> Section:
     )
 
 
-def _herding_words(herd: Sequence[Trial], ours: Sequence[Trial]) -> str:
+def _herding_words(herd: Sequence[SkewTrial], ours: Sequence[SkewTrial]) -> str:
     if not herd or not ours:
         return ""
     return (
@@ -221,11 +226,11 @@ def _herding_words(herd: Sequence[Trial], ours: Sequence[Trial]) -> str:
     )
 
 
-def _mean_herding(trials: Sequence[Trial]) -> float:
+def _mean_herding(trials: Sequence[SkewTrial]) -> float:
     return sum(one.herding for one in trials) / len(trials)
 
 
-def _bars(plan: SkewPlan, ours: Sequence[Trial], herd: Sequence[Trial]) -> list[Bar]:
+def _bars(plan: SkewPlan, ours: Sequence[SkewTrial], herd: Sequence[SkewTrial]) -> list[Bar]:
     by_fault = {one.fault: one for one in ours}
     bars = []
     if herd and ours:
@@ -264,8 +269,8 @@ def _bars(plan: SkewPlan, ours: Sequence[Trial], herd: Sequence[Trial]) -> list[
     return bars
 
 
-def _table(fault: str, trials: Sequence[Trial]) -> Table:
-    return Table(
+def _table(fault: str, trials: Sequence[SkewTrial]) -> ReportTable:
+    return ReportTable(
         f"One instance {'becomes ' if fault == _SLOW else ''}{fault}",
         (
             *("policy", "failed", "of", "in warning", "in breach", "even after"),
@@ -289,7 +294,7 @@ def _table(fault: str, trials: Sequence[Trial]) -> Table:
     )
 
 
-def _draw(plan: SkewPlan, trials: Sequence[Trial], file: Path) -> None:
+def _draw(plan: SkewPlan, trials: Sequence[SkewTrial], file: Path) -> None:
     panels = []
     for trial in trials:
         if trial.fault != _SLOW:
@@ -313,3 +318,69 @@ def _draw(plan: SkewPlan, trials: Sequence[Trial], file: Path) -> None:
             )
         )
     draw_grid(panels, file, one_legend=True)
+
+
+# -- unevenness --
+# Measures of how evenly the gateway distributes requests over instances, from its notes.
+#
+#     even      no instance has more outstanding requests than twice the mean plus one, and an
+#     ejected
+#               instance has none; the mean is over the instances that are not ejected
+#     herding   the busiest instance's share of the requests of a second
+#
+# A single moment proves nothing, because outstanding requests vary by chance. The distribution is
+# even from the first even moment on after which nine of ten moments are even.
+
+
+_MOST = 2.0
+_SPARE = 1.0
+_OF_MOMENTS = 0.9
+# The result needs at least this many seconds of notes after it.
+_LAST_S = 2.0
+
+
+def is_even(note: GatewaySample) -> bool:
+    """Return whether the outstanding requests of one note are distributed evenly."""
+    in_hand = [count for count, out in zip(note.outstanding, note.ejected, strict=True) if not out]
+    # Requests at an ejected instance still wait, so the distribution is not even yet.
+    stuck = sum(count for count, out in zip(note.outstanding, note.ejected, strict=True) if out)
+    if not in_hand or stuck:
+        return False
+    return max(in_hand) <= _MOST * sum(in_hand) / len(in_hand) + _SPARE
+
+
+def even_after_s(notes: Sequence[GatewaySample], since: float) -> float | None:
+    """Return the seconds from `since` until the distribution stays even.
+
+    None means that it did not become even, or too close to the end of the notes.
+    """
+    later = [note for note in notes if note.at >= since]
+    if not later:
+        return None
+    ends_at = later[-1].at
+    for position, note in enumerate(later):
+        if ends_at - note.at < _LAST_S:
+            return None
+        rest = later[position:]
+        if is_even(note) and sum(map(is_even, rest)) >= _OF_MOMENTS * len(rest):
+            return note.at - since
+    return None
+
+
+def herding(notes: Sequence[GatewaySample], begin_s: float, end_s: float) -> float:
+    """Return the busiest instance's share of a second's requests, as the mean of a period.
+
+    The least possible value is 1 / instances; 0 means that there were no requests.
+    """
+    seen = [note for note in notes if begin_s <= note.at < end_s]
+    shares = []
+    before = seen[0] if seen else None
+    for note in seen[1:]:
+        assert before is not None
+        if note.at - before.at < 1.0:
+            continue
+        sent = [now - then for now, then in zip(note.sent, before.sent, strict=True)]
+        if sum(sent) > 0:
+            shares.append(max(sent) / sum(sent))
+        before = note
+    return sum(shares) / len(shares) if shares else 0.0

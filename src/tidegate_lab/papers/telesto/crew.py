@@ -8,19 +8,30 @@ must then be in the queues; a lost message fails the run.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import math
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
+import uvloop
 
 import tidegate
 from tidegate.client.blocking import BlockingClient
-from tidegate.lab.bench.child import Child
-from tidegate.lab.telesto.mix import QUEUES, MixOptions, Role, roles_of
-from tidegate.lab.telesto.tally import Sample
-from tidegate.telemetry.numbers import ClusterNumbers
+from tidegate.telemetry.stats import ClusterStats
+from tidegate_lab.loadgen.processes import Child, answer
+from tidegate_lab.papers.telesto.mix import (
+    QUEUES,
+    ClientCounters,
+    MixClient,
+    MixOptions,
+    MixRole,
+    TallySample,
+    roles_of,
+)
 
 PROCESSES = 2
 CONNECT_TIMEOUT_S = 60.0
@@ -30,11 +41,11 @@ LOOK_EVERY_S = 1.0
 Answer = TypeVar("Answer")
 
 
-class Share(msgspec.Struct, frozen=True):
+class MixShare(msgspec.Struct, frozen=True):
     """The clients of one process."""
 
     urls: list[str]
-    roles: list[Role]
+    roles: list[MixRole]
     options: MixOptions
 
 
@@ -42,18 +53,18 @@ class MessagesLost(AssertionError):
     """Messages were put and not taken, and are not in the queues."""
 
 
-class Crew:
+class MixLoadGenerator:
     """The running clients, controlled by the parent process."""
 
     def __init__(self, children: Sequence[Child], control: BlockingClient) -> None:
         self._children = children
         self._control = control
 
-    def sample(self) -> list[Sample]:
+    def sample(self) -> list[TallySample]:
         """Return the counters of each process."""
-        return self._ask_all("sample", Sample)
+        return self._ask_all("sample", TallySample)
 
-    def numbers(self) -> ClusterNumbers:
+    def numbers(self) -> ClusterStats:
         """Return the stats of the nodes."""
         return self._control.stats()
 
@@ -71,7 +82,7 @@ class Crew:
         Raise `MessagesLost` if messages are missing.
         """
         self._ask_all("rest", bool)
-        ended = self._ask_all("end", Sample)
+        ended = self._ask_all("end", TallySample)
         put = sum(sample.puts for sample in ended)
         taken = sum(sample.messages for sample in ended)
         left = sum(self._control.purge(queue) for queue in QUEUES)
@@ -86,7 +97,7 @@ class Crew:
 
 
 @contextlib.contextmanager
-def crew_at_work(ports: Sequence[int], options: MixOptions) -> Iterator[Crew]:
+def running_mix(ports: Sequence[int], options: MixOptions) -> Iterator[MixLoadGenerator]:
     """Connect all clients to the nodes in turn, start them, and yield them."""
     urls = [f"tidegate://127.0.0.1:{port}" for port in ports]
     roles = roles_of(options.clients)
@@ -98,10 +109,12 @@ def crew_at_work(ports: Sequence[int], options: MixOptions) -> Iterator[Crew]:
         children = [
             stack.enter_context(
                 Child(
-                    "tidegate.lab.telesto.crew_process",
+                    "tidegate_lab.papers.telesto.crew",
                     [
                         msgspec.json.encode(
-                            Share(urls, [r for r in roles if r.number % PROCESSES == part], options)
+                            MixShare(
+                                urls, [r for r in roles if r.number % PROCESSES == part], options
+                            )
                         ).decode()
                     ],
                 )
@@ -114,4 +127,84 @@ def crew_at_work(ports: Sequence[int], options: MixOptions) -> Iterator[Crew]:
         roster = [ids[number] for number in range(options.clients)]
         for child in children:
             child.say(roster)
-        yield Crew(children, controls[0])
+        yield MixLoadGenerator(children, controls[0])
+
+
+# -- crew_process --
+# A child process with clients: `python -m tidegate_lab.papers.telesto.crew <share as JSON>`.
+
+
+CONNECTING_MAX = 20
+
+
+async def work(share: MixShare) -> None:
+    """Connect the clients, report their ids, run them, and execute the parent's commands."""
+    parent = await _parent()
+    tally = ClientCounters()
+    connecting = asyncio.Semaphore(CONNECTING_MAX)
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def connect(index: int) -> MixClient:
+            role = share.roles[index]
+            url = share.urls[role.number % len(share.urls)]
+            async with connecting:
+                mq = await stack.enter_async_context(tidegate.connect(url))
+            ids[role.number] = mq.client_id
+            return MixClient(role, share.options, mq, tally)
+
+        ids: dict[int, int] = {}
+        clients = await asyncio.gather(*(connect(index) for index in range(len(share.roles))))
+        answer(ids)
+        roster = msgspec.json.decode(await parent.readline(), type=list[int])
+        async with asyncio.TaskGroup() as tasks:
+            running = {client: tasks.create_task(client.run(roster)) for client in clients}
+            ticking = tasks.create_task(_tick(tally))
+            await _obey(parent, running, tally)
+            ticking.cancel()
+
+
+async def _parent() -> asyncio.StreamReader:
+    """Return a reader of standard input that does not block the clients."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    return reader
+
+
+async def _tick(tally: ClientCounters) -> None:
+    while True:
+        now = time.monotonic()
+        second = math.floor(now)
+        await asyncio.sleep(second + 1 - now)
+        tally.tick(second)
+
+
+async def _obey(
+    parent: asyncio.StreamReader,
+    running: dict[MixClient, asyncio.Task[None]],
+    tally: ClientCounters,
+) -> None:
+    async def stop(serving: bool) -> None:
+        chosen = [client for client in running if client.role.serves is serving]
+        for client in chosen:
+            client.stopping = True
+        if chosen:
+            await asyncio.wait([running[client] for client in chosen])
+
+    while line := await parent.readline():
+        match msgspec.json.decode(line, type=str):
+            case "sample":
+                answer(tally.sample())
+            case "rest":
+                await stop(serving=False)
+                answer(True)
+            case "end":
+                await stop(serving=True)
+                answer(tally.sample())
+                return
+    for task in running.values():
+        task.cancel()
+
+
+if __name__ == "__main__":
+    uvloop.run(work(msgspec.json.decode(sys.argv[1], type=MixShare)))

@@ -27,21 +27,22 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.lab.report.experiments import (
+from tidegate_lab.papers.telesto import phases as phases_module
+from tidegate_lab.papers.telesto import sweeps
+from tidegate_lab.papers.telesto.crew import MessagesLost
+from tidegate_lab.papers.telesto.phases import Progress, TelestoPlan, TelestoTrial
+from tidegate_lab.papers.telesto.sweeps import SweepValues
+from tidegate_lab.report import (
     RESULTS,
     Experiment,
     ExperimentFailed,
+    ExperimentSection,
     ExperimentsReport,
     chosen_from,
     folder_of,
     render,
     run_experiments,
 )
-from tidegate.lab.report.section import Section
-from tidegate.lab.telesto import phase_shares, stability, sweeps
-from tidegate.lab.telesto.crew import MessagesLost
-from tidegate.lab.telesto.sweeps import SweepValues
-from tidegate.lab.telesto.trial import Plan, Progress, Trial
 
 __all__ = ["EXPERIMENTS", "TelestoOptions", "render", "run_telesto"]
 
@@ -79,10 +80,10 @@ class TelestoOptions(msgspec.Struct, frozen=True):
         return min(self.stability_seconds, 5.0) if self.quick else self.stability_seconds
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> TelestoPlan:
         if self.quick:
-            return Plan(seconds=0.4, repeats_min=2, repeats_max=2, warm_up_s=0.3)
-        return Plan(seconds=self.seconds, repeats_max=self.repeats_max)
+            return TelestoPlan(seconds=0.4, repeats_min=2, repeats_max=2, warm_up_s=0.3)
+        return TelestoPlan(seconds=self.seconds, repeats_max=self.repeats_max)
 
     @property
     def values(self) -> SweepValues:
@@ -96,30 +97,36 @@ class _Run:
         self.options = options
         self.folder = folder
         self.progress = progress
-        self._long_run: Trial | None = None
+        self._long_run: TelestoTrial | None = None
 
-    def long_run(self) -> Trial:
+    def long_run(self) -> TelestoTrial:
         """Return the long run; measure it at the first call."""
         if self._long_run is None:
             options = self.options
-            self._long_run = stability.measure(options.clients, options.run_seconds, self.progress)
+            self._long_run = phases_module.measure_stability(
+                options.clients, options.run_seconds, self.progress
+            )
         return self._long_run
 
-    def stability(self) -> Section:
-        return stability.stability_section(self.long_run(), self.options.run_seconds, self.folder)
+    def stability(self) -> ExperimentSection:
+        return phases_module.stability_section(
+            self.long_run(), self.options.run_seconds, self.folder
+        )
 
-    def distribution(self) -> Section:
-        return stability.distribution_section(self.long_run(), self.folder)
+    def distribution(self) -> ExperimentSection:
+        return phases_module.distribution_section(self.long_run(), self.folder)
 
-    def phases(self) -> Section:
-        trial = phase_shares.measure(self.options.clients, self.options.plan, self.progress)
-        return phase_shares.phases_section(trial, self.folder)
+    def phases(self) -> ExperimentSection:
+        trial = phases_module.measure_phases(self.options.clients, self.options.plan, self.progress)
+        return phases_module.phases_section(trial, self.folder)
 
-    def sweep(self, make: Callable[[SweepValues, Plan, Progress, Path], Section]) -> Section:
+    def sweep(
+        self, make: Callable[[SweepValues, TelestoPlan, Progress, Path], ExperimentSection]
+    ) -> ExperimentSection:
         return make(self.options.values, self.options.plan, self.progress, self.folder)
 
 
-EXPERIMENTS: dict[str, Callable[[_Run], Section]] = {
+EXPERIMENTS: dict[str, Callable[[_Run], ExperimentSection]] = {
     "stability": _Run.stability,
     "distribution": _Run.distribution,
     "phases": _Run.phases,
@@ -140,8 +147,8 @@ def run_telesto(
     folder = folder_of(options.results, "telesto", options.name)
     run = _Run(options, folder, progress)
 
-    def bound(make: Callable[[_Run], Section]) -> Experiment:
-        def experiment(folder: Path, progress: Progress) -> Section:
+    def bound(make: Callable[[_Run], ExperimentSection]) -> Experiment:
+        def experiment(folder: Path, progress: Progress) -> ExperimentSection:
             try:
                 return make(run)
             except MessagesLost as lost:

@@ -8,21 +8,20 @@ from typing import Any
 
 import msgspec
 
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.report.figures import Line, Panel, draw_panels
-from tidegate.lab.report.section import Drawing, Section
-from tidegate.lab.telesto.mix import QUEUES, MixOptions
-from tidegate.lab.telesto.tally import PUT, READ_HIT, REQUEST, WAITING_READ
-from tidegate.lab.telesto.trial import (
-    Plan,
+from tidegate.report.charts import ReportTable
+from tidegate.simulation.figures import Line, Panel, draw_panels
+from tidegate_lab.bench.compare_report import Bar
+from tidegate_lab.papers.telesto.mix import PUT, QUEUES, READ_HIT, REQUEST, WAITING_READ, MixOptions
+from tidegate_lab.papers.telesto.phases import (
     Progress,
-    Setup,
-    Trial,
+    TelestoPlan,
+    TelestoSetup,
+    TelestoTrial,
     disturbances,
+    format_throughput,
     run_trial,
-    said,
 )
-from tidegate.report.chart import Table
+from tidegate_lab.report import Drawing, ExperimentSection
 
 CLIENTS_OF_PEAK = 0.95
 
@@ -50,12 +49,14 @@ class SweepValues(msgspec.Struct, frozen=True):
         )
 
 
-def writers_section(values: SweepValues, plan: Plan, progress: Progress, folder: Path) -> Section:
+def writers_section(
+    values: SweepValues, plan: TelestoPlan, progress: Progress, folder: Path
+) -> ExperimentSection:
     """Sweep the number of writers (figure 5.4)."""
     mix = MixOptions(clients=values.clients)
     trials = [
         run_trial(
-            Setup(_counted(count, "writer"), mix, writers=count, connections=values.fixed),
+            TelestoSetup(_counted(count, "writer"), mix, writers=count, connections=values.fixed),
             plan,
             progress,
         )
@@ -74,13 +75,13 @@ def writers_section(values: SweepValues, plan: Plan, progress: Progress, folder:
 
 
 def connections_section(
-    values: SweepValues, plan: Plan, progress: Progress, folder: Path
-) -> Section:
+    values: SweepValues, plan: TelestoPlan, progress: Progress, folder: Path
+) -> ExperimentSection:
     """Sweep the number of store connections (figure 5.5)."""
     mix = MixOptions(clients=values.clients)
     trials = [
         run_trial(
-            Setup(
+            TelestoSetup(
                 _counted(count, "store connection"), mix, writers=values.fixed, connections=count
             ),
             plan,
@@ -100,12 +101,14 @@ def connections_section(
     )
 
 
-def both_section(values: SweepValues, plan: Plan, progress: Progress, folder: Path) -> Section:
+def both_section(
+    values: SweepValues, plan: TelestoPlan, progress: Progress, folder: Path
+) -> ExperimentSection:
     """Sweep writers and store connections together (figure 5.6)."""
     mix = MixOptions(clients=values.clients)
     trials = [
         run_trial(
-            Setup(f"{count} of each", mix, writers=count, connections=count),
+            TelestoSetup(f"{count} of each", mix, writers=count, connections=count),
             plan,
             progress,
         )
@@ -130,22 +133,23 @@ def _worker_sweep(
     paper: str,
     x_label: str,
     counts: Sequence[int],
-    trials: Sequence[Trial],
+    trials: Sequence[TelestoTrial],
     folder: Path,
-) -> Section:
+) -> ExperimentSection:
     best = max(trials, key=lambda trial: trial.messages_per_s.mean)
     worst = min(trials, key=lambda trial: trial.messages_per_s.mean)
     names = [str(count) for count in counts]
     _draw(name, x_label, names, trials, (PUT, WAITING_READ, REQUEST), folder)
     spread = best.messages_per_s.mean / worst.messages_per_s.mean
     over_one = best.messages_per_s.mean / trials[0].messages_per_s.mean
-    return Section(
+    return ExperimentSection(
         name=name,
         title=title,
         source=source,
         paper=paper,
         ours=(
-            f"Best with {best.label}: {said(best.messages_per_s)}, {spread:.2f} times the worst "
+            f"Best with {best.label}: {format_throughput(best.messages_per_s)}, {spread:.2f} "
+            f"times the worst "
             f"and {over_one:.2f} times that with {counts[0]}. Group commit puts whatever waits "
             "into one transaction, so a single writer already keeps the store busy."
         ),
@@ -160,14 +164,16 @@ def _worker_sweep(
     )
 
 
-def retry_section(values: SweepValues, plan: Plan, progress: Progress, folder: Path) -> Section:
+def retry_section(
+    values: SweepValues, plan: TelestoPlan, progress: Progress, folder: Path
+) -> ExperimentSection:
     """Sweep the retry delay of polling reads (figure 5.7), and compare with reads that wait."""
     waiting = run_trial(
-        Setup("reads that wait", MixOptions(clients=values.clients)), plan, progress
+        TelestoSetup("reads that wait", MixOptions(clients=values.clients)), plan, progress
     )
     polling = [
         run_trial(
-            Setup(
+            TelestoSetup(
                 f"polling every {delay} ms",
                 MixOptions(clients=values.clients, retry_delay_s=delay / 1e3),
             ),
@@ -202,7 +208,7 @@ def retry_section(values: SweepValues, plan: Plan, progress: Progress, folder: P
         folder / "retry.png",
     )
     names = [*(f"{delay} ms" for delay in values.retry_delays_ms), "waiting"]
-    return Section(
+    return ExperimentSection(
         name="retry",
         title="Retry delay of a polling reader",
         source="Telesto §5.5.3, figure 5.7",
@@ -211,9 +217,10 @@ def retry_section(values: SweepValues, plan: Plan, progress: Progress, folder: P
             "100 ms."
         ),
         ours=(
-            f"A read that waits moves {said(waiting.messages_per_s)} with "
+            f"A read that waits moves {format_throughput(waiting.messages_per_s)} with "
             f"{waiting.packets_per_message:.2f} packets each; the best polling reader "
-            f"({best.label}) {said(best.messages_per_s)} with {best.packets_per_message:.2f}. "
+            f"({best.label}) {format_throughput(best.messages_per_s)} with "
+            f"{best.packets_per_message:.2f}. "
             "There is nothing to tune."
         ),
         drawings=[
@@ -245,12 +252,14 @@ def retry_section(values: SweepValues, plan: Plan, progress: Progress, folder: P
     )
 
 
-def clients_section(values: SweepValues, plan: Plan, progress: Progress, folder: Path) -> Section:
+def clients_section(
+    values: SweepValues, plan: TelestoPlan, progress: Progress, folder: Path
+) -> ExperimentSection:
     """Sweep the number of clients and nodes (figures 5.8 and 5.9)."""
     by_nodes = {
         nodes: [
             run_trial(
-                Setup(
+                TelestoSetup(
                     f"{clients} clients, {_counted(nodes, 'node')}",
                     MixOptions(clients=clients),
                     nodes=nodes,
@@ -310,7 +319,7 @@ def clients_section(values: SweepValues, plan: Plan, progress: Progress, folder:
     most = alone[-1]
     several = by_nodes[max(by_nodes)]
     everyone = [trial for trials in by_nodes.values() for trial in trials]
-    return Section(
+    return ExperimentSection(
         name="clients",
         title="Clients and nodes",
         source="Telesto §5.5.3, figures 5.8 and 5.9",
@@ -319,9 +328,10 @@ def clients_section(values: SweepValues, plan: Plan, progress: Progress, folder:
             "steadily. A second middleware gains nothing, since the database is the limit."
         ),
         ours=(
-            f"{said(most.messages_per_s)} with {values.client_counts[-1]} clients, "
+            f"{format_throughput(most.messages_per_s)} with {values.client_counts[-1]} clients, "
             f"{most.messages_per_s.mean / peak:.2f} of the peak. With {max(by_nodes)} nodes "
-            f"{said(several[-1].messages_per_s)}: on two cores a second node takes its processor "
+            f"{format_throughput(several[-1].messages_per_s)}: on two cores a second node "
+            f"takes its processor "
             "from the first, and half the requests take one hop more."
         ),
         drawings=[_drawing("clients")],
@@ -341,12 +351,16 @@ def clients_section(values: SweepValues, plan: Plan, progress: Progress, folder:
     )
 
 
-def storeless_section(values: SweepValues, plan: Plan, progress: Progress, folder: Path) -> Section:
+def storeless_section(
+    values: SweepValues, plan: TelestoPlan, progress: Progress, folder: Path
+) -> ExperimentSection:
     """Sweep the clients on transient queues, which use no store (§5.6)."""
     kinds = {
         label: [
             run_trial(
-                Setup(f"{clients} clients, {label}", MixOptions(clients=clients, durable=durable)),
+                TelestoSetup(
+                    f"{clients} clients, {label}", MixOptions(clients=clients, durable=durable)
+                ),
                 plan,
                 progress,
             )
@@ -402,7 +416,7 @@ def storeless_section(values: SweepValues, plan: Plan, progress: Progress, folde
         f"{gain:.2f} × with {clients}"
         for gain, clients in zip(gains, values.client_counts, strict=True)
     )
-    return Section(
+    return ExperimentSection(
         name="storeless",
         title="Without the store",
         source="Telesto §5.6",
@@ -426,7 +440,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def _throughput_line(
-    label: str, x: Sequence[float], trials: Sequence[Trial], *, packets: bool = False
+    label: str, x: Sequence[float], trials: Sequence[TelestoTrial], *, packets: bool = False
 ) -> Line:
     figures = [trial.packets_per_s if packets else trial.messages_per_s for trial in trials]
     return Line(
@@ -438,7 +452,7 @@ def _draw(
     name: str,
     x_label: str,
     names: Sequence[str],
-    trials: Sequence[Trial],
+    trials: Sequence[TelestoTrial],
     kinds: Sequence[str],
     folder: Path,
 ) -> None:
@@ -476,12 +490,14 @@ def _drawing(name: str) -> Drawing:
     return Drawing(f"{name}.png", "Means; the bars are 95 % confidence intervals.")
 
 
-def _table(what: str, names: Sequence[str], trials: Sequence[Trial], kinds: Sequence[str]) -> Table:
-    def response(trial: Trial, kind: str) -> str:
+def _table(
+    what: str, names: Sequence[str], trials: Sequence[TelestoTrial], kinds: Sequence[str]
+) -> ReportTable:
+    def response(trial: TelestoTrial, kind: str) -> str:
         found = trial.responses.get(kind)
         return "–" if found is None else f"{found.mean_ms:.2f}"
 
-    def row(name: str, trial: Trial) -> list[str]:
+    def row(name: str, trial: TelestoTrial) -> list[str]:
         interval = trial.messages_per_s.relative
         return [
             name,
@@ -493,7 +509,7 @@ def _table(what: str, names: Sequence[str], trials: Sequence[Trial], kinds: Sequ
             f"{100 * trial.phases.worker_busy_share:.0f} %",
         ]
 
-    return Table(
+    return ReportTable(
         "Response times are means in milliseconds",
         [
             what,
@@ -508,7 +524,7 @@ def _table(what: str, names: Sequence[str], trials: Sequence[Trial], kinds: Sequ
     )
 
 
-def _doubts(trials: Sequence[Trial]) -> list[str]:
+def _doubts(trials: Sequence[TelestoTrial]) -> list[str]:
     """Return notes on imprecise means and on disturbances."""
     unsure = [trial.label for trial in trials if not trial.sure]
     doubts = ["Every mean has a 95 % confidence interval below 5 %."]
@@ -520,6 +536,6 @@ def _doubts(trials: Sequence[Trial]) -> list[str]:
     return [*doubts, *disturbances(trials)]
 
 
-def _data(trials: Sequence[Trial]) -> dict[str, Any]:
+def _data(trials: Sequence[TelestoTrial]) -> dict[str, Any]:
     bare = [msgspec.structs.replace(trial, timings={}, rows=[]) for trial in trials]
     return {trial.label: {**msgspec.to_builtins(trial), "sure": trial.sure} for trial in bare}

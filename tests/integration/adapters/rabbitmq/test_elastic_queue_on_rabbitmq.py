@@ -23,21 +23,23 @@ from rabbitmq_traffic import Traffic, consuming
 from waiting import eventually_async
 
 import tidegate
-from tidegate.adapters.rabbitmq.address import parse_address
-from tidegate.adapters.rabbitmq.elastic import alias
-from tidegate.adapters.rabbitmq.elastic.ledger import write_topology
-from tidegate.adapters.rabbitmq.elastic.link import SteererLink
-from tidegate.adapters.rabbitmq.elastic.moving import move
-from tidegate.adapters.rabbitmq.elastic.sensor import Look
-from tidegate.adapters.rabbitmq.elastic.topology import NEWS, ElasticTopology
 from tidegate.client.client import Client
 from tidegate.control.journal import Journal
-from tidegate.control.rabbitmq_steering import RabbitmqSteering
-from tidegate.core.crash import VARIABLE as CRASH_VARIABLE
+from tidegate.control.queues.rabbitmq import RabbitmqController
+from tidegate.core.decisions import Decision, Exchange, Migrate, Retire, SetShares
 from tidegate.core.errors import Unavailable
-from tidegate.core.replication import ReplicaState
-from tidegate.core.scaling import Range, Scaling
-from tidegate.core.steering import Decision, Exchange, Migrate, Retire, Role, SetShares
+from tidegate.core.runtime import CRASH_VARIABLE
+from tidegate.core.topology import MemberRole, Range, ReplicaState, Scaling
+from tidegate.engines.rabbitmq import actuator
+from tidegate.engines.rabbitmq.actuator import move_messages
+from tidegate.engines.rabbitmq.client import parse_address
+from tidegate.engines.rabbitmq.sensor import RabbitmqSample
+from tidegate.engines.rabbitmq.topology import (
+    FEED_EXCHANGE,
+    ControllerConnection,
+    ElasticTopology,
+    write_topology,
+)
 
 KINDS = ["classic", "quorum"]
 
@@ -419,7 +421,7 @@ async def test_who_loses_the_connection_before_it_steers_tries_again_or_says_wha
     rabbitmq: VirtualHost, mq: Client, once: bool
 ) -> None:
     said: asyncio.Queue[str] = asyncio.Queue()
-    steering = RabbitmqSteering(
+    steering = RabbitmqController(
         parse_address(rabbitmq.url, name="waiter"),
         QUEUE,
         wanted(1),
@@ -428,7 +430,7 @@ async def test_who_loses_the_connection_before_it_steers_tries_again_or_says_wha
         say=said.put_nowait,
         seen=lambda *_: None,
     )
-    async with SteererLink(parse_address(rabbitmq.url)) as other:
+    async with ControllerConnection(parse_address(rabbitmq.url)) as other:
         assert await other.has_lock(QUEUE)
         running = asyncio.create_task(steering.run(once=once))
         assert "somebody else steers" in await said.get()
@@ -453,11 +455,11 @@ async def test_a_steerer_whose_connection_is_cut_takes_over_again_and_nothing_is
     said: asyncio.Queue[str] = asyncio.Queue()
     settled = asyncio.Event()
 
-    def seen(topology: ElasticTopology, look: Look, decision: Decision) -> None:
+    def seen(topology: ElasticTopology, look: RabbitmqSample, decision: Decision) -> None:
         if is_settled(topology, 2):
             settled.set()
 
-    steering = RabbitmqSteering(
+    steering = RabbitmqController(
         parse_address(rabbitmq.url),
         QUEUE,
         replace(wanted(2), polling_interval_s=0.1),
@@ -525,7 +527,7 @@ async def test_clients_are_not_sent_over_and_it_says_why(rabbitmq: VirtualHost, 
     async with Steerer(rabbitmq.url, wanted(2)) as steerer:
         await steerer.settle(2)
 
-        refusal = await steerer.actuator.carry_out(Migrate(Role.CONSUMER, 1, 2))
+        refusal = await steerer.actuator.carry_out(Migrate(MemberRole.CONSUMER, 1, 2))
         gone = await steerer.actuator.carry_out(Exchange(1, 7, 10))
 
         assert refusal == "on RabbitMQ consumers are at every replica already, or belong to one"
@@ -547,7 +549,7 @@ async def test_a_broker_without_the_plugin_is_told_which_one(
     rabbitmq: VirtualHost, mq: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # To this broker an exchange type is as unknown as ours is to one without the plugin.
-    monkeypatch.setattr(alias, "HASH", "x-no-such-hash")
+    monkeypatch.setattr(actuator, "HASH", "x-no-such-hash")
 
     with pytest.raises(
         tidegate.InvalidValue, match="rabbitmq-plugins enable rabbitmq_consistent_hash_exchange"
@@ -561,7 +563,7 @@ async def test_a_user_without_permission_hears_which_is_missing(
 ) -> None:
     url = rabbitmq.user(configure=f"^{QUEUE}.*", write=f"^{QUEUE}.*", read=f"^{QUEUE}.*")
 
-    with pytest.raises(tidegate.Forbidden, match=re.escape(NEWS)):
+    with pytest.raises(tidegate.Forbidden, match=re.escape(FEED_EXCHANGE)):
         async with Steerer(url, wanted(1)):
             pass
 
@@ -603,7 +605,7 @@ async def test_what_a_full_replica_refuses_goes_back_to_where_it_was(
         await steerer.link.declare_queue(f"{QUEUE}#full", narrow)
         channel = await steerer.link.channel()
         with pytest.raises(tidegate.LimitReached, match="full"):
-            await move(channel, QUEUE, f"{QUEUE}#full", 30, 5.0)
+            await move_messages(channel, QUEUE, f"{QUEUE}#full", 30, 5.0)
 
         async def are_back() -> bool:
             return await length(steerer, QUEUE) == 20

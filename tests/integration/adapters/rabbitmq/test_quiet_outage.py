@@ -8,9 +8,9 @@ import sys
 from aiormq.exceptions import ChannelInvalidStateError
 from rabbitmq import VirtualHost
 
-from tidegate.adapters.rabbitmq.failures import as_tidegate
 from tidegate.core.errors import Unavailable
-from tidegate.lab.faults.proxy import TcpProxy
+from tidegate.engines.rabbitmq.connection import to_tidegate_error
+from tidegate_lab.faults.proxy import TcpProxy
 
 PRODUCER = """
 import asyncio, sys
@@ -33,7 +33,7 @@ asyncio.run(main())
 def test_an_object_in_memory_that_was_closed_is_no_reason() -> None:
     closed = ChannelInvalidStateError('<Connection: "amqp://guest@127.0.0.1/" at 0x7ff8> closed')
 
-    said = as_tidegate(closed, "queue 'orders'")
+    said = to_tidegate_error(closed, "queue 'orders'")
 
     assert isinstance(said, Unavailable)
     assert str(said) == "queue 'orders': the connection to RabbitMQ was lost"

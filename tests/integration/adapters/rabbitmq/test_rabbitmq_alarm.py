@@ -13,7 +13,7 @@ from rabbitmq import VirtualHost
 from waiting import eventually_async
 
 import tidegate
-from tidegate.lab.peers.rabbitmq_server import RabbitmqServer
+from tidegate_lab.peers.servers import RabbitmqServer
 
 MemoryAlarm = Callable[[], AbstractAsyncContextManager[None]]
 WATERMARK = ("set_vm_memory_high_watermark",)

@@ -13,8 +13,8 @@ from rabbitmq import VirtualHost
 from waiting import eventually_async
 
 import tidegate
-from tidegate.adapters.rabbitmq.client import RabbitmqClient
 from tidegate.client.client import Client
+from tidegate.engines.rabbitmq.client import RabbitmqClient
 
 PATIENCE_S = 60.0
 QUEUE_ARGUMENTS: list[tuple[str, dict[str, Any], bool]] = [

@@ -12,10 +12,10 @@ import pytest
 from aiormq import spec
 from rabbitmq import VirtualHost
 
-from tidegate.adapters.rabbitmq.publisher import Publisher
 from tidegate.client.connect import connect
 from tidegate.core.errors import Unavailable
-from tidegate.lab.faults.proxy import TcpProxy
+from tidegate.engines.rabbitmq.publisher import RabbitmqPublisher
+from tidegate_lab.faults.proxy import TcpProxy
 
 
 class Broker:
@@ -77,7 +77,7 @@ class Producer:
 
     def __init__(self) -> None:
         self.broker = Broker()
-        self._publisher = Publisher(self.broker)  # type: ignore[arg-type]
+        self._publisher = RabbitmqPublisher(self.broker)  # type: ignore[arg-type]
         self.puts: list[asyncio.Task[None]] = []
 
     async def put(self, count: int) -> None:

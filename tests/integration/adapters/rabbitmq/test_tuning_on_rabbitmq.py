@@ -8,13 +8,13 @@ import pytest
 from rabbitmq import VirtualHost
 from waiting import eventually_async
 
-from tidegate.adapters.rabbitmq import management
-from tidegate.adapters.rabbitmq.probe import rabbitmq_probe
 from tidegate.client.app import App
 from tidegate.client.connect import connect
 from tidegate.core.errors import Forbidden, QueueNotExisting
-from tidegate.lab.faults.proxy import TcpProxy
-from tidegate.tuning.own_worker import own_worker
+from tidegate.engines.rabbitmq import management
+from tidegate.engines.rabbitmq.management import rabbitmq_probe
+from tidegate.tuning.result import user_worker
+from tidegate_lab.faults.proxy import TcpProxy
 
 HANDLER_S = 0.005
 ONE_WAY_S = 0.02
@@ -50,7 +50,7 @@ async def test_ones_own_worker_on_rabbitmq_is_set_and_measured(rabbitmq: Virtual
     async with connect(rabbitmq.url) as mq, TcpProxy(rabbitmq.url, delay_s=ONE_WAY_S) as cable:
         await mq.create_queue("orders")
         await mq.put_many("orders", [bytes(64)] * 2_000)
-        async with own_worker(app, cable.url, "orders") as consumer:
+        async with user_worker(app, cable.url, "orders") as consumer:
             await consumer.set_prefetch(3)
             assert (await consumer.measure(0.1)).prefetch == 3.0
 

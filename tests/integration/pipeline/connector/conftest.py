@@ -10,8 +10,8 @@ from backing import PostgresBacking, TurnedClock
 from pyspark.sql import DataFrame, SparkSession
 
 import tidegate
+from tidegate.broker.node import Node
 from tidegate.client.blocking import BlockingClient, LoopThread
-from tidegate.node.server import Node
 from tidegate.pipeline import connector
 
 

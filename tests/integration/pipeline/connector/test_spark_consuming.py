@@ -19,15 +19,17 @@ from stream_process import stream_to_folders
 from waiting import eventually
 
 import tidegate
+from tidegate.broker.node import Node
 from tidegate.client.blocking import BlockingClient
 from tidegate.core.errors import InvalidValue
-from tidegate.node.server import Node
-from tidegate.pipeline.connector import pages
-from tidegate.pipeline.connector.columns import MESSAGE
-from tidegate.pipeline.connector.options import Options
-from tidegate.pipeline.connector.pace import Pace
-from tidegate.pipeline.connector.pages import MessagesMissing
-from tidegate.pipeline.connector.stream_reader import QueueStreamReader
+from tidegate.pipeline import connector_read
+from tidegate.pipeline.connector_read import (
+    MESSAGE,
+    ConnectorOptions,
+    MessagesMissing,
+    QueueStreamReader,
+    WriteRateLimiter,
+)
 
 if TYPE_CHECKING:
     from conftest import Queues
@@ -44,8 +46,8 @@ ALL = ReadAllAvailable()
 class Stream:
     """A reader as the driver uses it, and what its batches hold."""
 
-    def __init__(self, url: str, pace: Pace | None = None, **options: Any) -> None:
-        self.reader = QueueStreamReader(Options("orders", url, **options), MESSAGE, pace)
+    def __init__(self, url: str, pace: WriteRateLimiter | None = None, **options: Any) -> None:
+        self.reader = QueueStreamReader(ConnectorOptions("orders", url, **options), MESSAGE, pace)
 
     def payloads(self, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
         found: list[int] = []
@@ -139,7 +141,7 @@ def test_what_is_ready_late_is_in_a_later_batch(
 def test_what_somebody_else_has_taken_is_not_passed_over_in_silence(
     mq: BlockingClient, stream: Stream, spark_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "MISSING_S", 0.0)
+    monkeypatch.setattr(connector_read, "MISSING_S", 0.0)
     put(mq, 1, 2, 3)
     start = stream.reader.initialOffset()
     end = stream.reader.latestOffset(start, ALL)
@@ -217,7 +219,7 @@ def test_a_rate_bounds_a_batch(mq: BlockingClient, spark_node: Node) -> None:
         nonlocal now_s
         now_s += seconds
 
-    pace = Pace(100.0, lambda: now_s, pass_by)
+    pace = WriteRateLimiter(100.0, lambda: now_s, pass_by)
     stream = Stream(spark_node.address, pace, messages_per_second=100.0)
     start = stream.reader.initialOffset()
     sizes = []

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
+from tidegate.broker.node import Node
 from tidegate.core.errors import QueueNotExisting
-from tidegate.node.server import Node
-from tidegate.pipeline.connector.batch_reader import QueueReader
-from tidegate.pipeline.connector.batch_writer import QueueWriter
-from tidegate.pipeline.connector.columns import MESSAGE
-from tidegate.pipeline.connector.options import Options
+from tidegate.pipeline.connector_read import MESSAGE, ConnectorOptions, QueueReader
+from tidegate.pipeline.connector_write import QueueWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +33,7 @@ def test_what_is_wrong_comes_through_spark(queues: Queues) -> None:
 
 
 def test_a_queue_that_is_not_there_is_named(spark_node: Node) -> None:
-    nowhere = Options("nowhere", spark_node.address)
+    nowhere = ConnectorOptions("nowhere", spark_node.address)
     with pytest.raises(QueueNotExisting, match="no queue named 'nowhere': create it first"):
         QueueReader(nowhere, MESSAGE).partitions()
     writer = QueueWriter(nowhere, StructType([StructField("payload", StringType())]))

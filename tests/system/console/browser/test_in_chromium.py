@@ -18,7 +18,7 @@ from what_was_learned import REASON
 
 from tidegate.client.blocking import BlockingClient
 from tidegate.core.prefetch import PrefetchGoal
-from tidegate.core.scaling import Range, Scaling, Steering
+from tidegate.core.topology import ControlMode, Range, Scaling
 
 HOSTILE = '<img src=x onerror="document.title=1">'
 PAGES = ("", "service/queue/orders", "fleet", "messages/orders", "models", "experiments", "deeds")
@@ -113,7 +113,7 @@ def test_a_decision_is_read_at_its_mark_and_in_the_list(
 ) -> None:
     queue = "elastic"
     mq.create_queue(queue)
-    held = Scaling(replicas=Range(1, 3), steering=Steering.MANUAL, replicas_wanted=2)
+    held = Scaling(replicas=Range(1, 3), steering=ControlMode.MANUAL, replicas_wanted=2)
     page.goto(f"{people.page}/#/service/queue/{queue}")
     expect(page.get_by_role("heading", name=queue, exact=True)).to_be_visible()
 
@@ -238,7 +238,7 @@ def test_of_a_queue_with_replicas_it_is_said_whether_all_are_shown(
 ) -> None:
     queue = "many replicas"
     mq.create_queue(queue)
-    mq.set_scaling(queue, Scaling(replicas=Range(1, 3), steering=Steering.RECOMMEND))
+    mq.set_scaling(queue, Scaling(replicas=Range(1, 3), steering=ControlMode.RECOMMEND))
     mq.put_many(queue, [b"few"] * 10)
     page.goto(f"{people.page}/#/messages/{queue}")
     state = page.locator(".messages [role=status]")

@@ -13,9 +13,9 @@ from house_in_thread import HouseInThread
 from opened_pages import AnyHouse, serious_faults
 from playwright.sync_api import Page, expect
 
+from tidegate.broker.node import Node
 from tidegate.client.blocking import BlockingClient
-from tidegate.console import sight
-from tidegate.node.server import Node
+from tidegate.console import snapshot
 
 
 def test_a_queue_that_somebody_else_has_deleted_is_said_to_be_no_more(
@@ -58,7 +58,7 @@ def silent(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return await figures(*given, **named)
 
     with monkeypatch.context() as patched:
-        patched.setattr(sight, "ANSWER_S_MAX", 0.5)
+        patched.setattr(snapshot, "ANSWER_S_MAX", 0.5)
         patched.setattr(node.figures, "of_cluster", hanging)
         try:
             yield

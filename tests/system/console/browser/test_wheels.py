@@ -20,8 +20,7 @@ from waiting import eventually
 
 from tidegate.client.blocking import BlockingClient
 from tidegate.core.prefetch import PrefetchGoal
-from tidegate.core.replication import ReplicaState
-from tidegate.core.scaling import Range, Scaling, Steering
+from tidegate.core.topology import ControlMode, Range, ReplicaState, Scaling
 
 PROCESSES = """
 [fleet]
@@ -167,7 +166,7 @@ def test_replicas_and_shares_are_held_by_hand_and_given_back(
     page.get_by_role("dialog").get_by_label("Replicas").fill("2")
     confirm(page, "Take over")
     scaling = mq.topology(elastic).scaling
-    assert (scaling.steering, scaling.replicas_wanted) == (Steering.MANUAL, 2)
+    assert (scaling.steering, scaling.replicas_wanted) == (ControlMode.MANUAL, 2)
     expect(state).to_have_text("manual")
     eventually(lambda: serving(mq, elastic, 2), "two replicas serve, on a machine")
 
@@ -191,11 +190,11 @@ def test_replicas_and_shares_are_held_by_hand_and_given_back(
 
     line.get_by_role("button", name="Recommend only").click()
     confirm(page, "Recommend only")
-    assert mq.topology(elastic).scaling.steering is Steering.RECOMMEND
+    assert mq.topology(elastic).scaling.steering is ControlMode.RECOMMEND
     expect(state).to_have_text("recommends only")
     line.get_by_role("button", name="Give back").click()
     confirm(page, "Give back")
-    assert mq.topology(elastic).scaling.steering is Steering.AUTO
+    assert mq.topology(elastic).scaling.steering is ControlMode.AUTO
     expect(state).to_have_text("automatic")
     assert "steering auto" in deeds_of(page, people, 1)[0]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tidegate.adapters.rabbitmq.elastic.news import News
 from tidegate.core.errors import Unavailable
+from tidegate.engines.rabbitmq.topology import TopologyFeed
 
 
-class SlowNews(News):
+class SlowNews(TopologyFeed):
     """What it learns of a queue comes when it comes."""
 
     def __init__(self) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.adapters.rabbitmq.elastic.topology import (
+from tidegate.engines.rabbitmq.topology import (
     WEIGHTS,
     ElasticReplica,
     ElasticTopology,
-    decoded,
+    decode_topology,
     weights_of,
 )
 
@@ -43,6 +43,6 @@ def test_exact_parts_are_exact() -> None:
 def test_a_document_that_is_none_of_ours_is_none() -> None:
     topology = ElasticTopology(queue="orders", version=3, replicas=[ElasticReplica(number=1)])
 
-    assert decoded(topology.encode()) == topology
-    assert decoded(b"hello") is None
-    assert decoded(b'{"queue": 3}') is None
+    assert decode_topology(topology.encode()) == topology
+    assert decode_topology(b"hello") is None
+    assert decode_topology(b'{"queue": 3}') is None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tidegate
-from tidegate.adapters.rabbitmq.address import parse_address
+from tidegate.engines.rabbitmq.client import parse_address
 
 
 def test_what_is_ours_stays_here_and_the_rest_goes_on() -> None:

@@ -11,12 +11,12 @@ from aiormq import spec
 from aiormq.base import Base
 from aiormq.channel import Channel
 
-from tidegate.adapters.rabbitmq import leg as leg_module
-from tidegate.adapters.rabbitmq.elastic.sources import Source
-from tidegate.adapters.rabbitmq.leg import Leg
 from tidegate.core.errors import InvalidValue, LeaseLost, Unavailable
+from tidegate.engines.rabbitmq import consumer as leg_module
+from tidegate.engines.rabbitmq.consumer import RabbitmqConsumer
+from tidegate.engines.rabbitmq.topology import ReplicaSource
 
-ORDERS = [Source("orders")]
+ORDERS = [ReplicaSource("orders")]
 
 
 class SlowChannel:
@@ -64,8 +64,8 @@ class SlowChannel:
             await delivered(SimpleNamespace(delivery_tag=tag, consumer_tag=consumer))
 
 
-async def leg_on(channel: Any, *, is_classic: bool = True, prefetch: int = 10) -> Leg:
-    leg = Leg(
+async def leg_on(channel: Any, *, is_classic: bool = True, prefetch: int = 10) -> RabbitmqConsumer:
+    leg = RabbitmqConsumer(
         channel, "orders", is_classic=is_classic, prefetch=prefetch, on_arrived=lambda *_: None
     )
     await leg.begin(ORDERS)

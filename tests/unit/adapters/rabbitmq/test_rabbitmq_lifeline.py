@@ -7,16 +7,16 @@ import asyncio
 import pytest
 from waiting import eventually_async
 
-from tidegate.adapters.rabbitmq.address import parse_address
-from tidegate.adapters.rabbitmq.lifeline import Lifeline
 from tidegate.core.errors import Unavailable
+from tidegate.engines.rabbitmq.client import parse_address
+from tidegate.engines.rabbitmq.connection import RabbitmqConnection
 
 NOBODY = "amqp://127.0.0.1:1/"
 FOR_EVER_S = 3600.0
 
 
 async def test_who_waits_for_a_connection_hears_that_the_client_is_closed() -> None:
-    lifeline = Lifeline(parse_address(NOBODY), FOR_EVER_S, opens_when_needed=True)
+    lifeline = RabbitmqConnection(parse_address(NOBODY), FOR_EVER_S, opens_when_needed=True)
     waiting = asyncio.create_task(lifeline.connected())
     # Nobody answers there, and it goes on trying.
     await eventually_async(lambda: lifeline._tasks)
@@ -28,7 +28,7 @@ async def test_who_waits_for_a_connection_hears_that_the_client_is_closed() -> N
 
 
 async def test_a_closed_client_has_no_connection_and_is_blocked_by_nobody() -> None:
-    lifeline = Lifeline(parse_address(NOBODY), FOR_EVER_S, opens_when_needed=True)
+    lifeline = RabbitmqConnection(parse_address(NOBODY), FOR_EVER_S, opens_when_needed=True)
 
     await lifeline.close()
 

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tidegate.adapters.rabbitmq import management
-from tidegate.adapters.rabbitmq.management import ManagementApi, usual_address
 from tidegate.core.errors import InvalidValue, Unavailable
+from tidegate.engines.rabbitmq import management
+from tidegate.engines.rabbitmq.management import ManagementApi, usual_address
 
 NONSENSE = {
     "another protocol": b"AMQP\x00\x00\x09\x01",

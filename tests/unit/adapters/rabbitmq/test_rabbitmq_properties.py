@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.adapters.rabbitmq import properties as p
-from tidegate.adapters.rabbitmq.retries import (
+from tidegate.client.options import checked_options
+from tidegate.core.model import DeathReason
+from tidegate.engines.rabbitmq import message as p
+from tidegate.engines.rabbitmq.subscription import (
     delay_queue_lifetime_ms,
     delay_queue_name,
     rounded_up_ms,
 )
-from tidegate.client.options import checked_options
-from tidegate.core.model import DeathReason
 
 
 def test_an_id_of_ours_is_read_back_and_anybody_elses_is_always_the_same() -> None:
@@ -68,7 +68,7 @@ def test_what_is_published_again_has_what_it_had_but_for_the_brokers_notes() -> 
         expiration="1000",
     )
 
-    again = p.again(properties, 7, {p.DELIVERIES: 2, p.ERROR: None})
+    again = p.republished(properties, 7, {p.DELIVERIES: 2, p.ERROR: None})
 
     assert again.headers == {"a": "b", p.ERROR: "before", p.DELIVERIES: 2}
     assert (again.message_id, again.correlation_id, again.priority) == ("12", "7", 3)

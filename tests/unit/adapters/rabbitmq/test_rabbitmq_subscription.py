@@ -7,18 +7,18 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from tidegate.adapters.rabbitmq.elastic.sources import Source
-from tidegate.adapters.rabbitmq.subscription import RabbitmqSubscription
 from tidegate.core.errors import TidegateError, Unavailable
+from tidegate.engines.rabbitmq.subscription import RabbitmqSubscription
+from tidegate.engines.rabbitmq.topology import ReplicaSource
 
-BEFORE = [Source("orders")]
-AFTER = [Source("orders"), Source("orders#1", "orders#1.holders")]
+BEFORE = [ReplicaSource("orders")]
+AFTER = [ReplicaSource("orders"), ReplicaSource("orders#1", "orders#1.holders")]
 
 
 class Stand:
     """A leg, until it is lost."""
 
-    def __init__(self, sources: list[Source]) -> None:
+    def __init__(self, sources: list[ReplicaSource]) -> None:
         self.sources = sources
         self.lost = False
         self.losing = asyncio.Event()
@@ -29,7 +29,7 @@ class Stand:
         self.lost = True
         return Unavailable("lost")
 
-    async def follow(self, sources: list[Source]) -> None:
+    async def follow(self, sources: list[ReplicaSource]) -> None:
         self.sources = sources
         self.followed.set()
 
@@ -58,7 +58,7 @@ class Standing(RabbitmqSubscription):
         self.listeners.append(heard)
         return lambda: None
 
-    async def _sources(self) -> list[Source]:
+    async def _sources(self) -> list[ReplicaSource]:
         return self.replicas
 
     async def _new_leg(self) -> Any:

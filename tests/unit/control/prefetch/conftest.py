@@ -15,7 +15,7 @@ from virtual_nodes import (
     start_node,
 )
 
-from tidegate.control import prefetch_loop
+from tidegate.control import prefetch
 
 __all__ = [
     "backing",
@@ -31,4 +31,4 @@ __all__ = [
 @pytest.fixture(autouse=True)
 def steps_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tick leaves what takes some real milliseconds to the next one; here it never does."""
-    monkeypatch.setattr(prefetch_loop, "_STEPS_S", math.inf)
+    monkeypatch.setattr(prefetch, "_STEPS_S", math.inf)

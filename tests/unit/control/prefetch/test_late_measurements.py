@@ -14,7 +14,7 @@ import pytest
 import tidegate
 from tidegate.client.client import Client
 from tidegate.client.engine import EngineSubscription
-from tidegate.client.steered_prefetch import PrefetchStep, SteeredPrefetch
+from tidegate.client.prefetch import AutomaticPrefetch, PrefetchStep
 from tidegate.core.prefetch import ConsumerSample
 
 # A handler of 40 ms makes a unit of prefetch worth 25 messages a second.
@@ -31,7 +31,7 @@ GOAL = tidegate.PrefetchGoal(
 SETTLED = 16
 
 
-class LateSamples(SteeredPrefetch):
+class LateSamples(AutomaticPrefetch):
     """Each sample is seen so many steps after it was taken."""
 
     def __init__(self, late: int, **settings: Any) -> None:

@@ -13,15 +13,15 @@ from logical_queue import LogicalQueue
 from steered import QUEUE, WINDOW, Watch, Worker, fill, level_of, rate_of, steering
 from virtual_nodes import cable
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.core.errors import InvalidValue
 from tidegate.core.model import QueuePolicy
 from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
-from tidegate.node.server import Node
-from tidegate.telemetry.exposition import Exposition
 from tidegate.telemetry.lake import Lake
-from tidegate.telemetry.numbers import ConsumerNumbers
+from tidegate.telemetry.prometheus import NodeMetrics
 from tidegate.telemetry.recorder import Recorder, RecorderOptions
+from tidegate.telemetry.stats import ConsumerStats
 
 # 20 ms each way: some 25 messages a second for each unit of prefetch. A sample holds two rounds and
 # a half, sometimes two of them and sometimes three: as short as one may be.
@@ -54,7 +54,7 @@ async def steer(mq: Client, goal: PrefetchGoal | None) -> None:
     await mq.set_policy(QUEUE, prefetch=goal)
 
 
-def assert_rate(one: ConsumerNumbers, wanted_per_s: float, windows: int = 1) -> None:
+def assert_rate(one: ConsumerStats, wanted_per_s: float, windows: int = 1) -> None:
     """The consumer has had this rate over its last steps."""
     steps = one.control[-windows * WINDOW :]
     assert len(steps) == windows * WINDOW
@@ -232,7 +232,7 @@ async def test_every_step_is_in_telemetry_metrics_and_the_journal(
         assert len(one.control) >= WINDOW
         decisions = await mq.explain(QUEUE)
         queues = [replica.numbers() for replica in node.replicas.values()]
-        text = b"".join(Exposition().pieces(node.figures.of_node(queues)))
+        text = b"".join(NodeMetrics().pieces(node.figures.of_node(queues)))
     assert node.recording is not None
     assert await asyncio.to_thread(node.recording.recorder.flush)
     lake = Lake(options.lake)

@@ -12,16 +12,15 @@ import msgspec
 import pytest
 from steered import QUEUE, fill
 
+from tidegate.broker.node import Node
 from tidegate.client.client import Client
-from tidegate.control.learned_prefetch import LearnedPrefetch
-from tidegate.control.prefetch_journal import PrefetchJournal
-from tidegate.control.prefetch_loop import PrefetchLoop
-from tidegate.control.steered_consumer import SteeredConsumer
+from tidegate.control.journal import PrefetchJournal
+from tidegate.control.learned import PrefetchModels
+from tidegate.control.prefetch import ControlledConsumer, PrefetchLoop
 from tidegate.core.model import QueuePolicy
 from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
-from tidegate.node.server import Node
-from tidegate.telemetry.knowledge import Knowledge, Model
 from tidegate.telemetry.lake import Lake
+from tidegate.telemetry.models import ModelRegistry, StoredModel
 from tidegate.telemetry.recorder import Recorder, RecorderOptions
 
 GOAL = PrefetchGoal(rate_per_s=150.0, sample_s=0.15, settle_s=2.4)
@@ -29,9 +28,9 @@ GOAL = PrefetchGoal(rate_per_s=150.0, sample_s=0.15, settle_s=2.4)
 
 def failing_for(prefetch: int) -> Callable[..., Any]:
     """A step that has a bug for consumers that asked for so much."""
-    step = SteeredConsumer.step
+    step = ControlledConsumer.step
 
-    def fail(steered: SteeredConsumer, *told: float) -> Any:
+    def fail(steered: ControlledConsumer, *told: float) -> Any:
         row = step(steered, *told)
         if steered.consumer.asked == prefetch:
             raise ZeroDivisionError("a bug")
@@ -50,7 +49,7 @@ async def test_a_consumer_whose_step_fails_costs_the_others_neither_steps_nor_ro
     await mq.create_queue(QUEUE, durable=False)
     await mq.set_policy(QUEUE, prefetch=GOAL)
     await fill(mq, 50)
-    monkeypatch.setattr(SteeredConsumer, "step", failing_for(prefetch=3))
+    monkeypatch.setattr(ControlledConsumer, "step", failing_for(prefetch=3))
     options = RecorderOptions(lake=str(tmp_path / "lake"))
     recorder = Recorder(options)
     recorder.start("ticks")
@@ -103,12 +102,14 @@ async def test_a_loop_looks_at_no_queue_without_a_goal_wherever_the_goal_comes_f
 async def test_what_was_learned_is_read_only_when_a_goal_wants_it(
     node: Node, mq: Client, tmp_path: Path
 ) -> None:
-    knowledge = Knowledge(tmp_path / "knowledge", pytest.fail)
+    knowledge = ModelRegistry(tmp_path / "knowledge", pytest.fail)
     at = datetime(2026, 3, 14, 12, 0, tzinfo=UTC)
     parameters = {"a": 0.2, "b": 60.0}
-    known = Model(f"{QUEUE}/far", True, "says why", parameters, {"r2_test": 0.9}, 99, 1.0, 2.0)
+    known = StoredModel(
+        f"{QUEUE}/far", True, "says why", parameters, {"r2_test": 0.9}, 99, 1.0, 2.0
+    )
     knowledge.add_models("prefetch", knowledge.begin_run(at), at, [known])
-    learned = LearnedPrefetch(knowledge)
+    learned = PrefetchModels(knowledge)
     loop = PrefetchLoop(
         node.ownership.with_prefetch_goal,
         node.name,

@@ -1,1 +1,0 @@
-"""Users, roles, permissions and SCRAM."""

@@ -1,1 +1,0 @@
-"""The embedded gateway as a door."""

@@ -1,1 +1,0 @@
-"""Debian's HAProxy as a door."""

@@ -1,1 +1,0 @@
-"""Tidegate's own nodes as an engine: stats in, requests out."""

@@ -1,1 +1,0 @@
-"""Machine providers: a process tree on this computer, or the user's own commands."""
