@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest
 SLOWEST := --durations 40 --durations-min 5
 # Each part says what it has to say at its end, in one piece.
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --keep-going --jobs --output-sync=target
-CHECKS := style types contracts pages timing names
+CHECKS := style types contracts pages timing names prose
 # Tests wait for servers and processes more than they compute: five at a time keep two cores busy.
 # A unit test shares nothing with the others of its file, so any worker may take it.
 workers-unit := -n 3 --dist worksteal
@@ -22,7 +22,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests/' $(abspath $(VENV))/lib || true
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all unit ready peers check style types contracts pages timing names coverage bench lab docs clean
+.PHONY: help setup demo test test-all unit ready peers check style types contracts pages timing names prose coverage bench lab docs clean
 
 help: ## list what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -63,7 +63,7 @@ coverage: ready ## the lines of src/tidegate without lab that `make test` runs, 
 	@$(call run-stages,unit integration system,) || echo "The figure below is of a run that failed."
 	@$(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage report
 
-check: $(VENV)/installed-all ## linters, types, import contracts, docs, timed tests, names: below a minute
+check: $(VENV)/installed-all ## linters, types, import contracts, docs, timed tests, names, prose: below a minute
 	@$(SIDE_BY_SIDE) $(CHECKS)
 
 style:
@@ -83,6 +83,9 @@ timing:
 
 names:
 	@$(BIN)/python scripts/check_names.py
+
+prose:
+	@$(BIN)/python scripts/check_prose.py
 
 bench: ready ## measure: our own figures, then a comparison with RabbitMQ, Redis and NATS
 	@$(PYTEST) benchmarks

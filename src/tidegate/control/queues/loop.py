@@ -64,7 +64,7 @@ class Lingering:
         self._since: dict[int, float] = {}
 
     def words(self, topology: Topology, sample: QueueSample) -> list[str]:
-        """A sentence for each that has been about to go for long."""
+        """Return a sentence for each replica that drains for longer than PATIENCE_S."""
         going = [one for one in sample.replicas if one.state is ReplicaState.DRAINING]
         self._since = {one.number: self._since.get(one.number, sample.at) for one in going}
         return [
