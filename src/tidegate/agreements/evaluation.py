@@ -196,7 +196,6 @@ FAST_BURN = BurnAlarm(long_s=3600.0, short_s=300.0, rate=13.44)
 SLOW_BURN = BurnAlarm(long_s=21600.0, short_s=1800.0, rate=5.6)
 
 
-# -- windows --
 # From samples to verdicts: the evaluation of each window, with its evidence.
 #
 #     samples → windows_of → judge_window → WindowVerdict(verdict, findings)
@@ -496,7 +495,6 @@ def _known(values: Iterable[float | None]) -> Iterator[float]:
     return (value for value in values if value is not None and not math.isnan(value))
 
 
-# -- http_sample --
 # The measurements of doors as samples of an HTTP service's agreement.
 #
 #     good       = answered − server errors      an answer of 500 or above is not a good answer
@@ -554,7 +552,6 @@ def agreement_sample(
     )
 
 
-# -- learned_warnings --
 # Learned warning points: the margin is the worsening during one reconfiguration.
 #
 #     margin = 1.25 · slope · reconfiguration time        at least 5 % of the breaching point

@@ -71,7 +71,6 @@ def shorthand(duration_s: float) -> str:
     return f"{minutes}m"
 
 
-# -- openslo_export --
 # Export of an agreement to OpenSLO v1: one SLO for each promise.
 #
 #     breach of a percentile     thresholdMetric, op lt, value; timeSliceTarget is the percentile
@@ -212,7 +211,6 @@ def _label(text: str) -> str:
     return label or "agreement"
 
 
-# -- openslo_import --
 # Import of agreements from OpenSLO v1: the SLOs of one service are the promises of one agreement.
 #
 # The import reads SLOs that count windows (budgetingMethod Timeslices) over a rolling period. A
@@ -335,7 +333,6 @@ def _renamed(complaint: DocumentProblem, group: Sequence[Slo]) -> DocumentProble
     return replace(complaint, key=names.get(complaint.key, complaint.key), instead="")
 
 
-# -- openslo_slo --
 # The conversion of one OpenSLO SLO to one promise; openslo.py has the mapping.
 
 
@@ -693,7 +690,6 @@ def _at(value: Any, key: Iterable[str]) -> Any:
     return value
 
 
-# -- yaml_documents --
 # YAML documents as plain values with the line of every key, read safely from untrusted input.
 #
 # The reader uses PyYAML's safe loader and refuses aliases, because nested aliases can expand a

@@ -279,7 +279,6 @@ def _number(said: str) -> float | int | str:
             return text
 
 
-# -- xml_elements --
 # XML elements with their lines, read safely from untrusted input.
 #
 # The parser is expat of the standard library. A DOCTYPE is refused: without one there are no

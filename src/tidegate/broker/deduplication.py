@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tidegate.broker.context import ReplicaContext
 
 
-# -- dedup --
 # The dedup ids that were stored within the deduplication window.
 
 
@@ -127,7 +126,6 @@ class Deduplication:
         self._decided()
 
 
-# -- marks --
 # Which batches of which producer are stored, so that a batch is stored once.
 #
 # A producer counts its batches up, so one number (the floor) covers all old ones. Producer ids
@@ -247,7 +245,6 @@ class ProducerMarks:
         self._marks = {p: mark for p, mark in self._marks.items() if mark.seen_at >= before}
 
 
-# -- once --
 # Requests under way by producer and batch.
 #
 # A client whose connection broke sends its request again. The second one must share the result of

@@ -111,7 +111,6 @@ class TlsListener:
                 accepted.close()
 
 
-# -- admission --
 # Limits on connections: in all, unauthenticated, per address and per user.
 #
 # A connection is unauthenticated until its client has identified itself. Unauthenticated
@@ -203,7 +202,6 @@ def _less(counter: Counter[str], key: str) -> None:
         del counter[key]
 
 
-# -- sessions --
 # The sessions of a node: admission, back-pressure and closing.
 #
 # While the store cannot keep up, the node does not read from sessions that send. Their data waits

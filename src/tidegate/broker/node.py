@@ -374,7 +374,6 @@ class Node:
                 log.exception("a bug while looking for changes of users")
 
 
-# -- neighbours --
 # Client connections from this node to the other nodes.
 #
 # A connection is opened once, however many callers ask for it. The opening continues when a caller
@@ -494,7 +493,6 @@ class NodeClients:
         self._clients.clear()
 
 
-# -- tls --
 # TLS between nodes and clients and among nodes: at least 1.2, certificates always verified.
 
 

@@ -151,7 +151,6 @@ class NodeRecorder:
             self.event("disown", replica.info.name, {"epoch": str(replica.epoch)})
 
 
-# -- sampling --
 # Samples of queues, consumers and the node: what an interval brought, and the state at its end.
 #
 # A sampler keeps the totals of its last sample, so that a row has what one interval brought. An
@@ -418,7 +417,6 @@ class NodeSampler:
         return row
 
 
-# -- lifecycle_watch --
 # Records the lifecycles of sampled messages, from arrival to end.
 #
 #     arrived -> parsed -> stored -> confirmed

@@ -257,7 +257,6 @@ def reachable(places: Iterable[ReplicaInfo]) -> list[ReplicaInfo]:
     return [place for place in places if _takes_clients(place)]
 
 
-# -- aliases --
 # The logical queues of which this node owns a part.
 #
 # Theory of operation
@@ -539,7 +538,6 @@ def _nobody() -> None:
     """Do nothing; the callback of a replica without a hand-over."""
 
 
-# -- hand_over --
 # Hands the messages of a logical queue over to its replicas.
 #
 # Consumers take nothing from the logical queue itself. When messages are put to it, or when its

@@ -257,7 +257,6 @@ class Settling:
             tell()
 
 
-# -- retries --
 # The wait before a failed message is tried again.
 
 
@@ -277,7 +276,6 @@ def retry_wait_s(policy: QueuePolicy, failed: int) -> float:
     return min(wait_s, policy.retry_max_s) * (1 - policy.retry_jitter * random.random())
 
 
-# -- giving_up --
 # Messages that no consumer gets any more: failed too often, rejected, expired, or over a limit.
 #
 # They go to the dead letters if the queue has any. Expired messages go there only if the policy
@@ -386,7 +384,6 @@ class MessageExpiry:
             self._settling.note_done(span, holding.queue.done(span, MessageEvent.EXPIRED))
 
 
-# -- trial --
 # Prefetch experiments: a client sets another consumer's prefetch for a while.
 #
 # An experiment belongs to the connection that began it. When that connection ends, even by a crash,

@@ -306,7 +306,6 @@ class SpillReader:
                 task.cancel()
 
 
-# -- later --
 # Delayed messages: in memory when their time is near, else in the store only.
 #
 # Everything up to a horizon, a pair of due time and id, is in memory. The rest is read from the

@@ -437,7 +437,6 @@ class _TransferRequest:
         return goes
 
 
-# -- parting --
 # Splits segments whose messages are assigned to different replicas.
 #
 # Only a queue that had no replicas before has such segments, or one that gets publications. Each

@@ -94,7 +94,6 @@ def limits_of(settings: Settings) -> NodeLimits:
     )
 
 
-# -- store_wiring --
 # Selection of stores from options and settings, and connections to them.
 
 
@@ -180,7 +179,6 @@ def ask_store(urls: Sequence[str], work: Callable[[PostgresStore], Awaitable[Res
     return asyncio.run(asked())
 
 
-# -- fleet_wiring --
 # The fleet as the settings define it: the provider of machines, and its options.
 
 
@@ -269,7 +267,6 @@ def fleet_folder(settings: Settings) -> Path:
     return settings.store.data_folder.resolve() / "fleet"
 
 
-# -- steering_wiring --
 # The control loops of a node process, and the queues that the settings declare.
 #
 # The state of the running system takes precedence over the settings. Otherwise the restart of a
@@ -419,7 +416,6 @@ async def declare_goals(store: Store, goals: Mapping[str, PrefetchGoal]) -> None
             )
 
 
-# -- house --
 # The store and nodes of one computer, which `up` starts, watches and restarts.
 #
 # Each node is a separate process (`tidegate node`), and so is the console.

@@ -195,7 +195,6 @@ def load_app(target: str) -> App:
     )
 
 
-# -- worker_telemetry --
 # The recording of a worker's prefetch decisions.
 
 
@@ -233,7 +232,6 @@ def recorded(app: App, folder: Path | None) -> Iterator[None]:
         recorder.stop()
 
 
-# -- reloading --
 # The restart of a command whenever a source file changes, for development.
 #
 # This process watches the files, and a child process runs the command. A change sends SIGTERM to
@@ -335,7 +333,6 @@ class _Child:
             return self._process.wait()
 
 
-# -- source_files --
 # The Python files below a folder, without those of installed packages.
 
 

@@ -52,7 +52,6 @@ from tidegate.core.errors import InvalidValue, QueueNotExisting
 from tidegate.core.model import QueuePolicy
 from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
 
-# -- middleware --
 # Middleware: code around every call of a worker's function.
 #
 #     @app.middleware

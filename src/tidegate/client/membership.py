@@ -138,7 +138,6 @@ class QueueMembership:
         self._on_news()
 
 
-# -- at_home --
 # Messages of a logical queue that are addressed to this client.
 #
 # One replica holds all messages for a receiver. If a subscription is assigned to another replica,

@@ -300,7 +300,6 @@ def split_payloads(
     return batches
 
 
-# -- payloads --
 # Conversion between payloads and values: bytes, text, or JSON of a type.
 #
 # Each type gets a decoder when its worker is declared, so a type that cannot be decoded fails

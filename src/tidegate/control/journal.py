@@ -129,7 +129,6 @@ def action_label(action: AnyAction) -> str:
     return " ".join([type(action).__name__, *(str(value) for value in values if value is not None)])
 
 
-# -- prefetch_journal --
 # The journal of prefetch control.
 #
 # Every control step is a row in the lake and a line of `tidegate explain QUEUE --prefetch`; a

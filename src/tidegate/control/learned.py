@@ -97,7 +97,6 @@ class AcceptedModels:
         return f"Nothing was learned yet: {', '.join(missing)} by default." if missing else ""
 
 
-# -- learned_prefetch --
 # Learned prefetch models: how a consumer's rate depends on its prefetch.
 #
 # The model of the goal counts most. Next comes the accepted model of the consumer's group, which is
@@ -181,7 +180,6 @@ def _model(subject: str, learned: StoredModel) -> PrefetchModel | None:
     return found
 
 
-# -- learned_agreement --
 # An agreement with its learned warnings (`tidegate learn`, job `warnings`).
 #
 # The model says how fast each promise got worse and how long remedies took. The position of the

@@ -263,7 +263,6 @@ def _unknown(known: PlanningInputs) -> list[str]:
     ]
 
 
-# -- agreement_figures --
 # The figures that a plan is made from, each with its origin.
 #
 # A value that the user gives with the request counts most. Capacities and boot times are facts:
@@ -411,7 +410,6 @@ def _first(*said: tuple[float | None, str], unknown: str) -> PlanningInput:
     return PlanningInput(None, unknown)
 
 
-# -- reduced_agreement --
 # The reduced agreement: offered if resources do not suffice, then measured and judged.
 #
 #     throughput    no more than the replicas can do; its two points stay in the same ratio
@@ -474,7 +472,6 @@ def _reduced_text(
     return f"offered are {', '.join(said)}"
 
 
-# -- hosting_offer --
 # The offer for a service before it is deployed: as agreed, reduced, or a refusal.
 #
 #     insufficient = "refuse"     `LimitReached` names the missing resources; nothing is deployed
@@ -523,7 +520,6 @@ def _refusal(agreement: Agreement, found: CapacityPlan) -> str:
     return f"{agreement.name} cannot be kept: {'; '.join(found.missing)}. What helps: {remedy}"
 
 
-# -- promised_responses --
 # Promised response times as mean response times, which the laws use.
 #
 #     target = warning / tail        limit = 0.95 · breach / tail        of the strictest promise
@@ -568,7 +564,6 @@ def _promised(agreement: Agreement) -> list[tuple[Metric, float]]:
     ]
 
 
-# -- room --
 # The slots available to a service or queue, and a text that says where they come from.
 
 

@@ -128,7 +128,6 @@ def _at(wanted: str) -> Callable[[str], None]:
 crash_point = _at(os.environ[CRASH_VARIABLE]) if os.environ.get(CRASH_VARIABLE) else _never
 
 
-# -- ending --
 # Cancelling tasks reliably.
 #
 # A cancellation can get lost. psycopg, cancelled during a query, waits for the server's answer. If
@@ -151,7 +150,6 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> None:
                 task.exception()
 
 
-# -- user_module --
 # Imports a user's module from the working directory.
 #
 # If the import fails, the traceback begins at the user's own file, without our frames. The error
@@ -208,7 +206,6 @@ def _last_line(failure: BaseException) -> str:
     return lines[-1].strip()[:_REASON_MAX]
 
 
-# -- limits --
 # Limits of a node on memory, connections, message size and time.
 
 

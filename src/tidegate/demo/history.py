@@ -173,7 +173,6 @@ def merged(histories: Iterable[Iterable[HistoryEvent]]) -> Iterator[HistoryEvent
     return merge(*histories, key=attrgetter("t"))
 
 
-# -- checker --
 # The checker: compares the events that clients recorded with the promises about messages.
 #
 # Theory of operation
@@ -519,7 +518,6 @@ def check(
     return checker.verdict(stored=stored)
 
 
-# -- promised_waits --
 # The waiting times that clients recorded, judged against an agreement window by window.
 #
 #     history → a wait from the confirmation of a put to the first delivery → agreement.windows
@@ -562,7 +560,6 @@ def judged_waits(
     return verdicts, max((wait_s for _, wait_s in seen), default=0.0)
 
 
-# -- payload --
 # Payloads that carry the name of their producer and the number of their put.
 
 

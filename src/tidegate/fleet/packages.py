@@ -254,7 +254,6 @@ def _too_large(folder: Path) -> TooLarge:
     )
 
 
-# -- package_cache --
 # The packages of a machine: fetched when missing, kept while an instance uses them.
 #
 #     <data>/packages/lock                    held while a machine starts, ends or cleans up
@@ -377,7 +376,6 @@ def _locked(path: Path) -> int | None:
     return None
 
 
-# -- code_folder --
 # Which files of a user's folder are code.
 #
 # Left out are hidden files, files made by Python, installed packages (an environment of any name)

@@ -227,7 +227,6 @@ def _machine(line: Any) -> Machine:
         ) from None
 
 
-# -- process --
 # Provider `process`: a machine is a tree of processes on this computer.
 #
 #     <folder>/7.json       the order, written before the machine runs: slots, host, time of boot
@@ -446,7 +445,6 @@ class ProcessProvider:
             yield
 
 
-# -- bounded_command --
 # One command of the user with limits for its time and its output.
 #
 # It runs without a shell in its own process group; at the deadline the whole group is killed. We
@@ -547,7 +545,6 @@ def _output_end(*readings: _Reading) -> str:
     return f"; it said: {escape_control_characters(redact_secrets(text))}"
 
 
-# -- command_template --
 # A command with placeholders, as the user writes it: `ssh {host} systemctl stop tidegate@{id}`.
 #
 # It is split into words as in a shell, and then the placeholders are replaced. A value therefore

@@ -349,7 +349,6 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
 
 
-# -- wait_queue --
 # Requests that wait for a server, first come first served.
 #
 # Most requests take the first server with room. A request of a session waits for its own server,

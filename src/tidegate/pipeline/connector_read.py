@@ -70,7 +70,6 @@ class QueueReader(DataSourceReader):
                 yield record_batch(page, self._schema)
 
 
-# -- stream_reader --
 # `spark.readStream`: a queue as a stream, each message in exactly one batch.
 #
 #     latestOffset(start)            acknowledge the batch of `start`; name the next messages
@@ -211,7 +210,6 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._mq = None
 
 
-# -- offset --
 # The offset of a stream: the ids of the messages of its last batch, per replica of the queue.
 #
 # An offset cannot be a highest id. Ids are assigned when messages are put. A message with a delay,
@@ -258,7 +256,6 @@ class Offset:
         return offset
 
 
-# -- pages --
 # Browsing a queue by message ids, page by page.
 
 
@@ -326,7 +323,6 @@ def planned(
         )
 
 
-# -- ranges --
 # Message ids as ranges, ascending and disjoint: they name the messages of a batch in an offset.
 
 
@@ -372,7 +368,6 @@ def subtract_ranges(ranges: list[IdRange], ids: list[int]) -> list[IdRange]:
     return left
 
 
-# -- pace --
 # A limit of messages per second on average, as a token bucket.
 
 
@@ -423,7 +418,6 @@ class WriteRateLimiter:
         self._at = now
 
 
-# -- columns --
 # The columns in which a reader returns a message.
 
 
@@ -498,7 +492,6 @@ def record_batch(messages: Sequence[BlockingMessage], schema: StructType) -> pa.
     return pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
 
-# -- options --
 # The options of reads and writes, checked on the driver before it connects to a node.
 #
 # Spark passes options as text and their names in lower case. A password appears in no repr, plan or

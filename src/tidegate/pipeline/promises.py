@@ -409,7 +409,6 @@ def _promise(metric: Metric, value: Column, within: Column, verdict: Column) -> 
     )
 
 
-# -- agreed_samples --
 # Samples of queues and doors, converted to the columns of `agreement.windows.AgreementSample`.
 #
 #     column               of a queue               of an HTTP service

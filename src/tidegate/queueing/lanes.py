@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tidegate.queueing.queue import ExpiryTracker
 
 
-# -- lane --
 # A lane: ready messages of one priority, in the order of their ids.
 #
 # The head of a lane is in memory. If memory is short, the rest is a tail that is in the store only.
@@ -389,7 +388,6 @@ class Lanes:
         return sum(lane.head_bytes + lane.held_bytes for lane in self)
 
 
-# -- groups --
 # Message groups: one message of a group is out at a time, in order of their ids.
 #
 # A message is out from when it enters its lane until it is done. While it is leased, returned or

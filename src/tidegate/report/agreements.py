@@ -163,7 +163,6 @@ def violations_section(
     )
 
 
-# -- glance --
 # The summary of the service level: the status of each agreement, and the rest of its error budget.
 #
 # An agreement is breached if its newest window with data is breached, as `tidegate watch` reports
@@ -373,7 +372,6 @@ def format_metric(value: float | None, unit: Unit, *, of_http: bool = False) -> 
             return with_unit(None if value is None else value / 2**20, "MiB")
 
 
-# -- verdicts --
 # Verdicts over time and the worst window, reduced from millions of windows to a card's size.
 
 

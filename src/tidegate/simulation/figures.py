@@ -152,7 +152,6 @@ def draw_scatter(
         pyplot.close(figure)
 
 
-# -- figures --
 # Figures of experiments, in one style.
 #
 # A colour belongs to a subject, not to a position in a list: messages are blue in every figure.

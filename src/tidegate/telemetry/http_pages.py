@@ -181,7 +181,6 @@ async def _linger(reader: asyncio.StreamReader) -> None:
                 heard += len(chunk)
 
 
-# -- door_pages --
 # The operational pages of a door process: /metrics, /healthz and /readyz, on a separate port.
 #
 # The pages show the newest sample that the door process passes in every second. A request for a

@@ -160,7 +160,6 @@ def grouped(rows: Sequence[Row], column: str) -> dict[str, list[Row]]:
     return groups
 
 
-# -- batches --
 # The results of each batch, stored exactly once.
 #
 #     <folder>/<query>/batch=000000012/compliance.parquet, anomalies.parquet, carried.json

@@ -438,7 +438,6 @@ def label_text(labels: dict[str, str]) -> str:
     return sample.removeprefix("x{").rpartition("}")[0]
 
 
-# -- door_exposition --
 # The metrics of an HTTP service's door as Prometheus text.
 #
 # Three tables define the metrics of the door, of each instance behind it, and of each agreement

@@ -347,7 +347,6 @@ def table_of(columns: Any, rows: Sequence[Row]) -> Any:
     return pa.Table.from_arrays(arrays, schema=columns)
 
 
-# -- http_requests --
 # Sampled HTTP requests, one in N: where each spent its time.
 #
 #     arrived → wait for an instance → chosen → connect → sent → server → answered
@@ -415,7 +414,6 @@ def _phases_us(cuts: Cuts) -> Row:
     )
 
 
-# -- http_sampler --
 # The samples that a door process records: each second a row for itself and for each instance.
 #
 #     sampler = HttpSampler(recorder)                        when the door starts
@@ -516,7 +514,6 @@ def lake_buckets(durations: Durations) -> list[tuple[int, int]]:
     return sorted(counts.items())
 
 
-# -- housekeeping --
 # Maintenance of a lake: it starts rounds of compaction, each as a separate process.
 #
 # The recorder's thread asks every few seconds whether a round is due. It never waits for a round.

@@ -90,7 +90,6 @@ class TunedModel(PrefetchModel, frozen=True, kw_only=True, omit_defaults=True):
         return PrefetchModel(**{name: getattr(self, name) for name in fields})
 
 
-# -- closed_loop --
 # Analysis of a closed loop before it runs: poles, damping, and a simulated step.
 #
 #     F(z) = C(z)·P(z) / (1 + C(z)·P(z))        ζ = −Re(ln z) / |ln z| of a pole z
@@ -273,7 +272,6 @@ def _simulate(system: control.TransferFunction, samples: int) -> Array:
     return np.asarray(response.outputs, dtype=np.float64).reshape(-1)
 
 
-# -- own_worker --
 # The user's own worker as the consumer of an experiment, with its handler and real messages.
 #
 # The app runs as under `tidegate worker`, with this queue only, and the experiment sets its

@@ -287,7 +287,6 @@ def render_backlog(report: BacklogReport, console: Console) -> None:
         )
 
 
-# -- backlog_process --
 # One process of the backlog benchmark.
 #
 #     python -m tidegate_lab.bench.backlog <BacklogShare as JSON>

@@ -147,7 +147,6 @@ def render_alias(report: AliasReport, console: Console) -> None:
         )
 
 
-# -- clients --
 # `tidegate bench clients`: the throughput by number of clients (Telesto's figure 5.8).
 #
 # Telesto's mix runs with 9, 90 and 270 connected clients, each time on a fresh server. A round runs
@@ -243,7 +242,6 @@ def render_clients(report: ClientsReport, console: Console) -> None:
         )
 
 
-# -- recording --
 # `tidegate bench recording`: the cost of a node's telemetry recorder.
 #
 # Two nodes share a store; one records telemetry and the other does not. The same load as in

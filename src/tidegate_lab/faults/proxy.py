@@ -351,7 +351,6 @@ def _checked(delay_s: float) -> float:
     return delay_s
 
 
-# -- proxy_process --
 # The fault-injecting TCP proxy as a child process, controlled over its standard input.
 #
 # A proxy in the event loop of the client or the server would add the time for which that loop is

@@ -145,7 +145,6 @@ def answer(what: object) -> None:
     sys.stdout.buffer.flush()
 
 
-# -- payload --
 # Payloads of benchmark messages, with a checksum that the consumer verifies.
 #
 #     8 bytes   sequence number
@@ -232,7 +231,6 @@ class LatencyRecord:
         return counted[min(len(counted) - 1, int(share * len(counted)))] / 1e6
 
 
-# -- side --
 # The parts of a measurement that are the same for every system: payloads, clock, latencies, start.
 #
 # A contender (a module in `lab/peers`) has a function `produce(side)` and a function

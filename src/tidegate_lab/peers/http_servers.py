@@ -128,7 +128,6 @@ def haproxy_server(
             yield HaproxyServer(port, process)
 
 
-# -- nginx_server --
 # nginx from the Debian package, with the static configuration of a careful operator.
 #
 # It runs in the foreground with a worker for each core, as Debian configures it. All files that it
@@ -210,7 +209,6 @@ def nginx_server(
             yield NginxServer(port, process)
 
 
-# -- proxy_py_server --
 # proxy.py, the best-known reverse proxy in Python, as the peer of the embedded gateway.
 #
 # proxy.py is a program that is installed, configured with routes, and run. The alternatives are

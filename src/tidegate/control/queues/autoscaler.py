@@ -391,7 +391,6 @@ def _inputs(now: QueueSituation, reading: SampleTotals, law: object) -> dict[str
     return figures
 
 
-# -- history --
 # What the autoscaler remembers between samples, and the situation it gives to the laws.
 #
 # Only samples count, not orders. A scale-up has happened when a sample shows more replicas than the
@@ -518,7 +517,6 @@ class ScalingHistory:
         )
 
 
-# -- reading --
 # The totals of one sample, whether it is usable, and the capacity of each replica.
 #
 # The capacity of a replica can be measured only while it is at its limit. Then at least half a

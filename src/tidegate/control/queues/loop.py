@@ -91,7 +91,6 @@ def _what_keeps(one: ReplicaSample, topology: Topology) -> list[str]:
     return [words for words, is_so in keeps.items() if is_so]
 
 
-# -- queue_loop --
 # The loop of one logical queue: reconcile, sample, decide, act, record.
 #
 # Theory of operation
@@ -383,7 +382,6 @@ class QueueLoop:
         return None
 
 
-# -- upkeep --
 # Reconciles a topology with what its replicas report: replica states and assignments.
 #
 # Two things change besides the number of replicas:
@@ -584,7 +582,6 @@ def unreachable_replicas(topology: Topology, sample: QueueSample) -> list[str]:
     ]
 
 
-# -- worker_words --
 # What machines report about workers that do not start.
 #
 # A machine reports everything that is wrong with it in one text; each part begins with the name of

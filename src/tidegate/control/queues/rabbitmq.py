@@ -220,7 +220,6 @@ def _counted(replicas: int) -> str:
     return "1 replica" if replicas == 1 else f"{replicas} replicas"
 
 
-# -- replica_crew --
 # Worker processes that come with each replica on RabbitMQ, on the controller's own computer.
 #
 # Each replica gets the configured number of workers. A worker is bound to its replica by the
@@ -265,7 +264,6 @@ class LocalWorkers:
         self._workers.clear()
 
 
-# -- rabbitmq_loop --
 # The loop of one elastic queue on RabbitMQ: the same `Autoscaler`, another engine.
 #
 #     reconcile → sample → decide → act → record

@@ -204,7 +204,6 @@ class DoorLoop:
             self._admission = admission
 
 
-# -- door_share --
 # The part of the admission limit that each door gets, by its recent requests.
 #
 #     part = floor + share · (limit − floors)      share = its recent requests / those of all doors

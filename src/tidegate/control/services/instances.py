@@ -149,7 +149,6 @@ class InstanceSet:
         self.instances[instance.instance_id] = msgspec.structs.replace(instance, **changes)
 
 
-# -- service_upkeep --
 # Reconciles the instances of a service with the wanted number and version.
 #
 # Theory of operation
@@ -481,7 +480,6 @@ class InstanceReconciler:
                 crew.remove(instance)
 
 
-# -- memory_shortage --
 # Instances that are short of memory although a replacement would not be, and for how long.
 #
 # The free memory of an instance is limited by its computer's (fleet/applications.py). If all

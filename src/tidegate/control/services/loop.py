@@ -157,7 +157,6 @@ class HostingLoop:
         self.services.clear()
 
 
-# -- hosted_service_loop --
 # The loop of one HTTP service: measure, decide, order, record.
 #
 # Theory of operation

@@ -54,7 +54,6 @@ from tidegate.laws.http.sizing import (
     needed_instances_with_reserve,
 )
 
-# -- service_size --
 # The number of instances that a service needs.
 #
 #     more     the requests in hand, now or soon, cannot be answered in time      laws.http_sizing
@@ -495,7 +494,6 @@ class ServiceAutoscaler:
         return f"With {more} requests in hand or more another instance would be needed."
 
 
-# -- service_admission --
 # Admission: rejects requests when no instance can be added and others would be too late.
 #
 #     limit   requests that the ready instances answer before the breaching point (Little's law),
@@ -613,7 +611,6 @@ def _is_too_much(in_hand: int, bound: int, seen: ServiceSample) -> bool:
     return in_hand >= (bound if seen.is_breached_for_certain else _CLEARLY * bound)
 
 
-# -- inside --
 # What can be tuned in running instances before another one is ordered: concurrency and weights.
 #
 #     concurrency   lowered to twice the knee if the service is under pressure, the instance takes
@@ -746,7 +743,6 @@ class InstanceTuning:
         return self._slow.get(instance_id, 0)
 
 
-# -- kept_configuration --
 # The part of a service's state that the next leader cannot see from the running instances.
 #
 # During a rollout there may be one instance more than wanted, or exactly as many. The capacity of

@@ -168,7 +168,6 @@ class RuntimeSocket:
             raise Unavailable(f"HAProxy does not answer: {failure}; it is started again") from None
 
 
-# -- orders --
 # Commands that bring the servers of a running HAProxy to the wanted state.
 #
 # Theory of operation.

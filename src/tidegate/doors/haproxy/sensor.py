@@ -157,7 +157,6 @@ def _servers(rows: Rows) -> Rows:
     return {name: row for name, row in rows.items() if name not in _NOT_SERVERS}
 
 
-# -- tally --
 # Totals over all HAProxy processes and all servers that one door has had.
 #
 # A restarted HAProxy counts from 0, and a deleted server takes its counts along. Readers of samples
@@ -305,7 +304,6 @@ class CounterTotals:
         return total
 
 
-# -- request_log --
 # HAProxy's request log, read from a pipe into histograms of response times.
 #
 # HAProxy's figures contain means only; a percentile needs single requests. A log line is a JSON
@@ -423,7 +421,6 @@ class RequestLog:
         own.add((max(whole_ms - reading_ms - waiting_ms, 0) + 0.5) / 1000, stands_for)
 
 
-# -- silence --
 # Requests that a server has not begun to answer, and how long they have waited at least.
 #
 # HAProxy counts requests when it sends them, and responses when their heads arrive. It offers no
@@ -521,7 +518,6 @@ def _sum(row: Row, fields: tuple[str, ...]) -> int:
     return sum(counter_value(row, field) for field in fields)
 
 
-# -- server_counts --
 # Counts of one server.
 
 
@@ -575,7 +571,6 @@ def server_counts(row: Row) -> ServerCounts:
     )
 
 
-# -- probe_counts --
 # The leader's probes as the request log shows them, to be subtracted from HAProxy's counts.
 #
 # HAProxy counts every request. Each probe has a line in the log, with a level of its own, which

@@ -190,7 +190,6 @@ class ConsumerCredit:
             self.sojourn.close()
 
 
-# -- sojourn --
 # Estimation of how many messages wait in a consumer, as TCP Vegas estimates a network's queue.
 #
 #     held = outstanding · (1 − base / sojourn)      sojourn: from delivery to acknowledgement
@@ -376,7 +375,6 @@ class SojournEstimator:
         self._consumer.meters.probe = None
 
 
-# -- standing_consumers --
 # The existing consumers of a queue, as the plant of `tidegate tune prefetch`.
 #
 # The experiment sets the prefetch of all consumers of the queue through their node, and reads the
@@ -511,7 +509,6 @@ def _is_empty(queues: list[QueueStats]) -> bool:
     return sum(queue.waiting - queue.delayed for queue in queues) <= 0
 
 
-# -- probe --
 # A probe consumer on Tidegate nodes, on a temporary queue that its connection owns.
 
 

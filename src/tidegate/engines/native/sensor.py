@@ -297,7 +297,6 @@ def _idle(numbers: SensorQueueStats) -> int:
     )
 
 
-# -- looks --
 # The parts of a node's stats that the control loops need.
 #
 # Decoding all stats of a thousand replicas, with their histograms, takes longer than the decisions.
@@ -360,7 +359,6 @@ class SensorClusterStats(msgspec.Struct):
     nodes: list[SensorNodeStats]
 
 
-# -- promise_meter --
 # Measurements of a logical queue for its agreement: counts and waits since the last sample.
 #
 # A node counts from the moment it owns a queue. The meter returns the difference to the previous

@@ -272,7 +272,6 @@ class RabbitmqActuator:
             await self._link.delete_queue(name, conditions=False)
 
 
-# -- moving --
 # Transfer of waiting messages between two queues of a broker.
 #
 #     basic.get → basic.publish to the target, mandatory → its confirm → basic.ack
@@ -342,7 +341,6 @@ async def _publish(channel: AbstractChannel, message: DeliveredMessage, target: 
     )
 
 
-# -- alias --
 # The exchange that producers publish to: its creation, its bindings, and its end.
 #
 # The order of creation is: the fallback for messages without a replica, the exchange, the topology

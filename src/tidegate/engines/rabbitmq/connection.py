@@ -325,7 +325,6 @@ def _is_blocked(connection: AbstractConnection) -> bool:
     return True
 
 
-# -- outage --
 # Logging of an outage once, even if a client loses several connections.
 #
 # The first lost connection logs the loss, and the last one that returns logs the recovery.
@@ -354,7 +353,6 @@ class OutageTracker:
         self._lost.discard(connection)
 
 
-# -- leniency --
 # Lenient decoding of AMQP fields that pamqp rejects.
 #
 # RabbitMQ delivers everything that a producer has written: text that is not UTF-8 (old programs
@@ -420,7 +418,6 @@ def _table_of_strange_names(value: bytes) -> tuple[int, dict[str, Any]]:
     return end, found
 
 
-# -- failures --
 # Translation of errors of RabbitMQ and aio-pika into Tidegate's errors.
 #
 #     403 on a channel, or no access to the vhost     Forbidden

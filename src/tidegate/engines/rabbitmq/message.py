@@ -184,7 +184,6 @@ def _text_of(error: str | None) -> str | None:
     return error[:ERROR_LENGTH_MAX] if error else None
 
 
-# -- properties --
 # AMQP properties and headers of a message, and Tidegate's own headers.
 #
 # RabbitMQ has no message ids. A Tidegate put sets one, a 63-bit number, as the property

@@ -240,7 +240,6 @@ class AdminChannel:
                 return await errand(self._channel)
 
 
-# -- turns --
 # The order in which publishes reach a channel: the order in which they began.
 #
 # A publish draws a ticket. It is owed its turn until it has sent its message on the channel, which
@@ -313,7 +312,6 @@ class PublishOrder:
             waiting.set_result(None)
 
 
-# -- answers --
 # Replies by direct reply-to, sent over a connection of their own.
 #
 # The reply address comes with the request, so its sender can forge it. RabbitMQ (3.10) closes the
@@ -380,7 +378,6 @@ class DirectReplies:
         return True
 
 
-# -- replies --
 # Requests and their replies by RabbitMQ's direct reply-to.
 #
 # A request is published on the channel that consumes from `amq.rabbitmq.reply-to`, with that name

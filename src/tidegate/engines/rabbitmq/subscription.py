@@ -330,7 +330,6 @@ async def _dropped(message: RabbitmqMessage) -> None:
         await message.expire()
 
 
-# -- retries --
 # Delayed messages, retries and dead letters, which RabbitMQ does not have by itself.
 #
 # Delay queues. A delayed message goes to a queue `<queue>.delay.<ms>.<day>` without consumers,

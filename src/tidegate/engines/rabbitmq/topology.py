@@ -188,7 +188,6 @@ def weights_of(shares: Mapping[int, float]) -> dict[int, int]:
     return weights
 
 
-# -- ledger --
 # Storage of an elastic queue's topology: a RabbitMQ queue that holds one message.
 #
 # The queue has a maximum length of one and drops the older message, so it always holds the newest
@@ -264,7 +263,6 @@ async def write_topology(channel: AbstractChannel, topology: ElasticTopology) ->
     return written
 
 
-# -- link --
 # The single connection of an elastic queue's controller, which also holds the lock.
 #
 # The lock is an exclusive queue, which lives exactly as long as the connection that declared it. A
@@ -399,7 +397,6 @@ class ControllerConnection:
             )
 
 
-# -- news --
 # A client's view of the elastic queues of its vhost: the stored topology plus a change feed.
 #
 # The client binds to the feed first and reads the stored topology then, so it misses no change. A
@@ -547,7 +544,6 @@ class TopologyFeed:
                 backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
 
 
-# -- refusal --
 # Refusals by the broker about elastic queues, translated into errors that say what to do.
 
 
@@ -583,7 +579,6 @@ def translating_refusals(about: str) -> Iterator[None]:
             raise InvalidValue(f"{about}: {unknown}") from unknown
 
 
-# -- sources --
 # The RabbitMQ queues that a subscription to an elastic queue consumes from.
 #
 # These are the queue itself (replica 0) and all serving or draining replicas. A bound subscription

@@ -203,7 +203,6 @@ CAPACITY_JOB = Job(
 )
 
 
-# -- stability --
 # Job `stability`: whether each queue was stable, flooded or draining in each window.
 #
 #     samples.transform(stability_by_window(60))
@@ -316,7 +315,6 @@ STABILITY_JOB = Job(
 )
 
 
-# -- lifecycle --
 # Job `lifecycle`: waiting, service and response times per queue and window.
 #
 #     lifecycles.transform(durations_by_window(900))
@@ -508,7 +506,6 @@ LIFECYCLE_JOB = Job(
 )
 
 
-# -- phases --
 # Job `phases`: which phases the time of requests goes into, per verb and over all verbs.
 #
 #     share of a phase = Σ wx / Σ wt     x its time, t the request's, w the requests it represents

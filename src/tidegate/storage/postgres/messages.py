@@ -171,7 +171,6 @@ def _ranges(multirange: Multirange[int]) -> list[tuple[int, int]]:
     return [(part.lower or 0, part.upper or 0) for part in multirange]
 
 
-# -- postgres_commits --
 # Storing and settling messages in PostgreSQL.
 #
 # Connections in pipeline mode carry the calls: some for puts, one for acknowledgements, and a few
@@ -247,7 +246,6 @@ class PostgresCommits:
         return True
 
 
-# -- message_calls --
 # The function calls that carry messages, with parameters in PostgreSQL's binary format.
 
 
@@ -362,7 +360,6 @@ def attempts_call(settlement: Settlement) -> Call:
     return ATTEMPTS, parameters, _ALL_BINARY[:8]
 
 
-# -- parameters --
 # Python values as PostgreSQL's binary parameters, for the calls that carry messages.
 #
 # Only the types that the hot path needs. Integer arrays are built as columns in C: a thousand
@@ -420,7 +417,6 @@ def multirange_text(ranges: Sequence[tuple[int, int]]) -> str:
     return "{" + ",".join(f"[{low},{high})" for low, high in ranges) + "}"
 
 
-# -- pipeline --
 # A PostgreSQL connection for the writer: prepared calls, sent and committed together.
 #
 # It uses libpq's pipeline mode: all calls up to a sync are one transaction and one round trip,

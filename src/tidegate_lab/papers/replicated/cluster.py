@@ -188,7 +188,6 @@ def connect_client(
     )
 
 
-# -- disturbance --
 # A note about other processes that used the machine during a measurement.
 
 
@@ -202,7 +201,6 @@ def disturbance(taken_by_others: float) -> list[str]:
     ]
 
 
-# -- rates --
 # Production and consumption rates per second, and their means over the stable part of a run.
 
 
@@ -292,7 +290,6 @@ def average(runs: Sequence[StableRates]) -> StableRates:
     )
 
 
-# -- arrival --
 # A model of how clients arrive without election, as in JORAM by default.
 #
 # The paper says of JORAM's own balancing only that it distributes clients badly. We model it as a
@@ -328,7 +325,6 @@ def median_placement(producers: int, consumers: int) -> tuple[int, int]:
     raise AssertionError("all outcomes together are all there are")
 
 
-# -- scale --
 # Sizes of the experiments: the paper's, or smaller ones with the factor stated.
 
 

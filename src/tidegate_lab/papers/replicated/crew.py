@@ -255,7 +255,6 @@ def client_specs(
     ]
 
 
-# -- crew_process --
 # A child process with clients: `python -m tidegate_lab.papers.replicated.crew`.
 #
 # The parent (`crew`) writes commands to its standard input, one JSON line each, and reads one
@@ -526,7 +525,6 @@ async def work() -> None:
         crew.abandon()
 
 
-# -- payload --
 # A payload of 1 KiB: 4 bytes producer, 4 bytes sequence number, filler, CRC-32.
 
 

@@ -58,7 +58,6 @@ from tidegate_lab.peers.http_servers import haproxy_server, nginx_server, proxy_
 from tidegate_lab.peers.servers import ServerFailed
 from tidegate_lab.report import Drawing, ExperimentSection, Progress
 
-# -- passage --
 # One measurement of one door: response time, throughput, and processor time.
 
 
@@ -314,7 +313,6 @@ def _draw(grid: Grid, folder: Path) -> None:
     )
 
 
-# -- pairs --
 # Confidence bounds of a ratio from pairs of measurements.
 #
 #     r_i          the ratio of pair i, ours / theirs
@@ -353,7 +351,6 @@ def _reach(ratios: Sequence[float]) -> float:
     return float(stats.t.ppf(CONFIDENCE, count - 1)) * spread
 
 
-# -- ways --
 # The kinds of doors between clients and instances: none, Tidegate's, and those of peers.
 #
 # Every door is a process of its own with its default number of threads. It is started for each
@@ -451,7 +448,6 @@ DOOR_KINDS: dict[str, DoorKind] = {
 }
 
 
-# -- paired --
 # Comparisons in pairs: measurements, their bounds, and rows of tables.
 #
 # The side `plain` is HAProxy with a static configuration. The side `ours` is HAProxy under
@@ -635,7 +631,6 @@ def _worded(processor_s: Sequence[float]) -> str:
     return f"{mean_s * _US:.0f} µs" if mean_s else ""
 
 
-# -- whole --
 # Figures 15 and 16 with all services: the cost of `tidegate host` compared with plain HAProxy.
 #
 # The report compares a cluster with an agreement and a cluster without. Here, one side is `tidegate

@@ -118,7 +118,6 @@ def _get(path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: shop\r\nConnection: close\r\n\r\n".encode()
 
 
-# -- bookshop --
 # The bookshop, an ASGI application with the operations choose, add, remove, buy and confirm.
 #
 # Every instance has its own SQLite database in a temporary file. So no shared database is the
@@ -297,7 +296,6 @@ async def _answer(send: Send, status: int, text: str, cart: str | None = None) -
     await send({"type": "http.response.body", "body": body})
 
 
-# -- hosted --
 # The bookshop under `tidegate host`, started with the command line as a user would.
 #
 # A thread counts the instances in the store, four times a second. Paid instances are all that have
@@ -429,7 +427,6 @@ def _environment() -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if not name.startswith("TIDEGATE_")}
 
 
-# -- plan --
 # The sizes of the TAPAS experiments: those of the report if two cores allow it, and quick ones.
 
 

@@ -191,7 +191,6 @@ class MixClient:
 _MISSES = (tidegate.NoMessagesInQueue, tidegate.NoMessagesRetrieved)
 
 
-# -- tally --
 # Counters of clients: messages, packets, and response times per type of request.
 #
 # A packet is an answer of the node, as in Telesto's metrics (§5.4 of the report). Counters only
