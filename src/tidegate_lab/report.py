@@ -68,10 +68,9 @@ def write_json(value: object, file: Path) -> None:
 # Theory of operation
 #
 # An experiment is a function that receives a folder and returns an `ExperimentSection`. It starts
-# its
-# own servers, measures something on them, and draws its figures into the folder. A section compares
-# the values that a paper printed with the values measured here. Its *bars* are the values that
-# Tidegate must reach.
+# its own servers, measures something on them, and draws its figures into the folder. A section
+# compares the values that a paper printed with the values measured here. Its *bars* are the values
+# that Tidegate must reach.
 #
 # `run_experiments` runs experiments one after another, because they share the machine's cores.
 # After

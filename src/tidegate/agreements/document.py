@@ -588,8 +588,8 @@ def check_agreement(scaling: Scaling, queue: str) -> None:
 # An agreement as TOML, so that parsing the text returns an equal agreement.
 #
 # Only values that differ from their defaults are written. A warning is written as a margin if a
-# whole
-# percentage gives it exactly. Comments and the order of keys of an input document are not kept.
+# whole percentage gives it exactly. Comments and the order of keys of an input document are not
+# kept.
 
 
 def format_agreement(agreement: Agreement) -> str:

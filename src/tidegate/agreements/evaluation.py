@@ -209,9 +209,8 @@ SLOW_BURN = BurnAlarm(long_s=21600.0, short_s=1800.0, rate=5.6)
 # - oldest_age: the largest of the window. free_memory: the smallest.
 #
 # A value that no sample contains is not measured, and the finding is "no data". The pipeline
-# applies
-# the same rules to Spark Columns (pipeline/promises.py). The control loops and the simulation use
-# this module.
+# applies the same rules to Spark Columns (pipeline/promises.py). The control loops and the
+# simulation use this module.
 
 
 # Pairs of a duration in seconds and the number of messages or requests that took it.

@@ -395,8 +395,7 @@ class StoredAgreementStatus(msgspec.Struct, frozen=True, kw_only=True):
 # Transitions of promises: when a warning or a breach begins and ends.
 #
 # Each promise follows this table, window by window. A window without data changes nothing: it
-# neither
-# begins nor ends a violation.
+# neither begins nor ends a violation.
 #
 #     before      now met     now warned   now breached
 #     met         –           warned       breached

@@ -218,8 +218,8 @@ def _label(text: str) -> str:
 # not. The caller must then name the metric and its unit (`Assumption`).
 #
 # The import refuses parts that would mean something else in an agreement. It leaves out parts
-# without
-# a counterpart (alert policies, labels), with a note. Problems and notes have line, key and reason.
+# without a counterpart (alert policies, labels), with a note. Problems and notes have line, key and
+# reason.
 
 
 _SOURCE = "metricSource.spec"
@@ -693,13 +693,11 @@ def _at(value: Any, key: Iterable[str]) -> Any:
 # YAML documents as plain values with the line of every key, read safely from untrusted input.
 #
 # The reader uses PyYAML's safe loader and refuses aliases, because nested aliases can expand a
-# small
-# file to any size. It limits size and depth, and refuses a repeated key, which YAML would overwrite
-# silently.
+# small file to any size. It limits size and depth, and refuses a repeated key, which YAML would
+# overwrite silently.
 #
 # PyYAML and ruamel.yaml both read safely and report lines. ruamel.yaml can also keep comments,
-# which
-# an import does not need. PyYAML has type stubs and more maintainers.
+# which an import does not need. PyYAML has type stubs and more maintainers.
 
 
 TEXT_LETTERS_MAX = 1_000_000

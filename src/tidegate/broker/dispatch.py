@@ -524,8 +524,7 @@ class PendingRead:
 # The holders of a replica's messages: consumers, and connections that have read under a lease.
 #
 # Consumers are kept in the order of their turns. Consumers that take only addressed messages are
-# kept
-# apart and are not counted: their clients consume at another replica.
+# kept apart and are not counted: their clients consume at another replica.
 
 
 class LeaseHolders:

@@ -378,8 +378,7 @@ class Node:
 #
 # A connection is opened once, however many callers ask for it. The opening continues when a caller
 # times out, so that the next caller finds it open. On a slow machine a login may take longer than
-# any
-# caller waits for an answer.
+# any caller waits for an answer.
 
 
 _ANSWER_TIMEOUT_S = 2.0

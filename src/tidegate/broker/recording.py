@@ -154,9 +154,8 @@ class NodeRecorder:
 # Samples of queues, consumers and the node: what an interval brought, and the state at its end.
 #
 # A sampler keeps the totals of its last sample, so that a row has what one interval brought. An
-# idle
-# queue costs a few comparisons: a histogram is read only after something was added. Intervals are
-# measured by the monotonic clock.
+# idle queue costs a few comparisons: a histogram is read only after something was added. Intervals
+# are measured by the monotonic clock.
 
 
 _NOTHING: list[tuple[int, int]] = []
@@ -425,8 +424,7 @@ class NodeSampler:
 #
 # A watched message is found by the first id of its segment. That id stays the same when the segment
 # leaves memory and is read again as another object. Delivery and settling look it up in a
-# dictionary
-# and nearly always find nothing.
+# dictionary and nearly always find nothing.
 #
 # If too many messages are watched, every second one is dropped, and the others count twice.
 

@@ -279,8 +279,7 @@ def retry_wait_s(policy: QueuePolicy, failed: int) -> float:
 # Messages that no consumer gets any more: failed too often, rejected, expired, or over a limit.
 #
 # They go to the dead letters if the queue has any. Expired messages go there only if the policy
-# keeps
-# them.
+# keeps them.
 
 
 class MessageExpiry:
@@ -388,8 +387,7 @@ class MessageExpiry:
 #
 # An experiment belongs to the connection that began it. When that connection ends, even by a crash,
 # the consumer gets the prefetch that it had asked for. Only one client at a time may experiment
-# with
-# a consumer: a second one would measure the first and restore the wrong prefetch.
+# with a consumer: a second one would measure the first and restore the wrong prefetch.
 
 
 def check_no_other_experiment(consumer: Consumer, by: DeliveryTarget) -> None:

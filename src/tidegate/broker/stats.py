@@ -304,8 +304,7 @@ def _of_consumer(consumer: Consumer, steps: int) -> ConsumerStats:
 #         -> wait for the store, or for a message -> ready -> respond -> answer sent
 #
 # A cycle runs from the end of one answer to the end of the next. It is cut at three instants, so
-# the
-# phases add up to the total. Requests that overlap with others have no such cycle and are not
+# the phases add up to the total. Requests that overlap with others have no such cycle and are not
 # counted.
 
 

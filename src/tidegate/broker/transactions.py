@@ -224,9 +224,8 @@ def _never_refused(error: Exception) -> None:
 # Puts of the same messages into several queues, all or none: queue lists and topics.
 #
 # The subscriptions of a topic are read for each batch: a queue that was subscribed before a put
-# gets
-# it. All target queues share one stored payload. Messages that a subscription does not select are
-# stored as done in its queue.
+# gets it. All target queues share one stored payload. Messages that a subscription does not select
+# are stored as done in its queue.
 
 
 class Publishing:

@@ -365,8 +365,8 @@ def undisturbed() -> Iterator[None]:
 # Lines of stdin for asyncio, from a file, a pipe or a terminal.
 #
 # A thread reads stdin, because asyncio cannot read regular files. It is a daemon thread and reads
-# the
-# file descriptor directly. The process can therefore exit while the thread still waits for input.
+# the file descriptor directly. The process can therefore exit while the thread still waits for
+# input.
 
 
 _CHUNK_BYTES = 256 * 1024
@@ -408,8 +408,8 @@ async def _read_chunk(descriptor: int) -> bytes:
 # Helpers for commands that measure.
 #
 # Progress goes to stderr and the report to stdout. Packages that only measurements need are
-# imported
-# when a command needs them. If a package of the `lab` extra is missing, the command names it.
+# imported when a command needs them. If a package of the `lab` extra is missing, the command names
+# it.
 
 
 QuickOption = Annotated[

@@ -524,8 +524,8 @@ def prefetch(
 # A check whether a queue's workers can import their application, as far as this host can tell.
 #
 # Workers run on other machines, in an unknown working folder. A missing module here may exist
-# there,
-# so the check returns a warning and no error. It imports nothing, because an import runs user code.
+# there, so the check returns a warning and no error. It imports nothing, because an import runs
+# user code.
 
 
 def worker_doubts(target: str, queue: str) -> str | None:

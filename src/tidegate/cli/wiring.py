@@ -270,11 +270,9 @@ def fleet_folder(settings: Settings) -> Path:
 # The control loops of a node process, and the queues that the settings declare.
 #
 # The state of the running system takes precedence over the settings. Otherwise the restart of a
-# node
-# would undo an operator's change. A section [queues.NAME] creates its queue if it does not exist,
-# and
-# sets its scaling if it has none. If both differ, the log reports it with the command that applies
-# the settings.
+# node would undo an operator's change. A section [queues.NAME] creates its queue if it does not
+# exist, and sets its scaling if it has none. If both differ, the log reports it with the command
+# that applies the settings.
 
 
 log = logging.getLogger(__name__)

@@ -627,8 +627,7 @@ def _nodes(url: str, rest: str) -> list[tuple[str, int]]:
 #     TIDEGATE_USER, TIDEGATE_PASSWORD, TIDEGATE_PASSWORD_FILE
 #
 # A password in the call or the URL takes precedence over a file, and a file over the environment.
-# No
-# repr and no error shows a password.
+# No repr and no error shows a password.
 
 
 USER_VARIABLE = "TIDEGATE_USER"

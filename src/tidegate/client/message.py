@@ -303,11 +303,9 @@ def split_payloads(
 # Conversion between payloads and values: bytes, text, or JSON of a type.
 #
 # Each type gets a decoder when its worker is declared, so a type that cannot be decoded fails
-# there.
-# msgspec handles JSON of dataclasses, Structs, TypedDicts, lists and so on. A type that contains a
-# pydantic model is handled by pydantic. This module never imports pydantic, since an application
-# with
-# such a type has imported it.
+# there. msgspec handles JSON of dataclasses, Structs, TypedDicts, lists and so on. A type that
+# contains a pydantic model is handled by pydantic. This module never imports pydantic, since an
+# application with such a type has imported it.
 
 
 JSON = "application/json"

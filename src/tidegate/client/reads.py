@@ -217,8 +217,7 @@ class Calls:
 # The put methods of the client.
 #
 # Each queue has one producer, which sends the messages in batches. A plain queue has a `Producer`,
-# a
-# logical queue has a `ReplicaRouter`. The first look-up of the queue decides which one is needed.
+# a logical queue has a `ReplicaRouter`. The first look-up of the queue decides which one is needed.
 
 
 class PutCalls(Calls):

@@ -671,8 +671,7 @@ class AssignedReplicaProducer(ReplicaProducer):
 #
 # It corresponds to the cluster connection factory of the replicated-queues paper. Under the scaling
 # policy "clients" it is assigned to one replica. Under other policies its messages go to all
-# replicas
-# by their shares.
+# replicas by their shares.
 
 
 class ProducerHandle:

@@ -518,8 +518,7 @@ async def deeds(
 # The frame of every write endpoint: the queue's name, a timeout, and an audit entry.
 #
 # A node that hangs must not make the request hang. After the timeout the user gets an error, and
-# the
-# audit entry says that the result is unknown.
+# the audit entry says that the result is unknown.
 
 
 # Less than the page's own timeout (api.js).

@@ -300,8 +300,7 @@ def _counted(user: str, address: str) -> tuple[tuple[str, int], ...]:
 #
 # A request that changes something also needs the session's token in a header, which a foreign page
 # cannot know. Programs need no token if they send a password, or if no login is needed and they
-# send
-# no Origin.
+# send no Origin.
 
 
 TOKEN_HEADER = "x-tidegate-token"

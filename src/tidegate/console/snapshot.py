@@ -287,8 +287,8 @@ async def with_timeout(asked: Awaitable[Answer]) -> Answer:
 # Nodes that have answered recently and are silent now, without those that left gracefully.
 #
 # A node that leaves removes itself from the list of members. A node that dies stays in the list
-# until
-# its lease expires. So the list tells the two apart, if it is read soon after a node fell silent.
+# until its lease expires. So the list tells the two apart, if it is read soon after a node fell
+# silent.
 
 
 # If a node is not in the list so soon after its last answer, it has left gracefully. Leases last 3

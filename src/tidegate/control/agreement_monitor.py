@@ -238,8 +238,7 @@ def _nothing(rule: str) -> str:
 #
 # A queue is judged although it may not scale; people then decide what to do about a breach. A queue
 # that scales by its own agreement of the same name is judged by its own loop
-# (control/queues/loop.py)
-# and left out here. Learned warnings move here as they do there.
+# (control/queues/loop.py) and left out here. Learned warnings move here as they do there.
 
 
 PERIOD_S = 1.0

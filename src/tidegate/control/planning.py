@@ -266,9 +266,8 @@ def _unknown(known: PlanningInputs) -> list[str]:
 # The figures that a plan is made from, each with its origin.
 #
 # A value that the user gives with the request counts most. Capacities and boot times are facts:
-# there
-# a learned value wins over the agreement's. The growth to keep up with is a promise: there the
-# agreement wins over the learned value. Loops with an agreement use the same order
+# there a learned value wins over the agreement's. The growth to keep up with is a promise: there
+# the agreement wins over the learned value. Loops with an agreement use the same order
 # (docs/decisions/0008-whose-word-counts.md).
 
 

@@ -363,8 +363,8 @@ def contains_id(ranges: list[IdRange], message_id: int) -> bool:
 #     admin       all of these, move queues, and set the prefetch of other clients' consumers
 #
 # Each role is granted on a pattern of queue names. Any role lets the user see that the queue
-# exists.
-# A dead-letter queue is a queue of its own: `orders` does not match `orders.dead`, `orders*` does.
+# exists. A dead-letter queue is a queue of its own: `orders` does not match `orders.dead`,
+# `orders*` does.
 
 
 ALL_QUEUES = "*"

@@ -453,8 +453,7 @@ def format_goal_keys(goal: PrefetchGoal) -> dict[str, Any]:
 # The interface of a consumer in an experiment: its prefetch is set, and the effect is measured.
 #
 # There are implementations for existing consumers of a node, for an application's own worker, and
-# for
-# a probe consumer on a queue of its own.
+# for a probe consumer on a queue of its own.
 
 
 # The largest message of a probe. Some thousands of them wait in a broker's memory.

@@ -153,8 +153,7 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> None:
 # Imports a user's module from the working directory.
 #
 # If the import fails, the traceback begins at the user's own file, without our frames. The error
-# then
-# says in one sentence what was tried.
+# then says in one sentence what was tried.
 
 
 _PACKAGE = Path(__file__).parent.parent

@@ -410,10 +410,9 @@ class HostingStore(Protocol):
 # What a door measured between two samples.
 #
 # A door's totals count from its start, so a lost sample loses nothing. Evaluation and recording
-# need
-# the difference between two samples. The difference is counted from zero for a restarted door, a
-# new
-# instance, or a total that decreased. Requests before a door's first instance are not counted.
+# need the difference between two samples. The difference is counted from zero for a restarted door,
+# a new instance, or a total that decreased. Requests before a door's first instance are not
+# counted.
 
 
 def sample_delta(before: DoorSample | None, after: DoorSample) -> DoorSample:
@@ -464,8 +463,7 @@ def _added(before: Durations, after: Durations) -> Durations:
 #
 # Machines, doors and the probe use the same limit. A door with a shorter limit would never send
 # requests to an instance that its machine reports as ready. The default health path is a page of
-# the
-# application, which its own event loop answers.
+# the application, which its own event loop answers.
 
 
 HEALTH_ANSWER_S = 2.0

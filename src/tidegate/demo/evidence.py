@@ -129,8 +129,7 @@ def agreed() -> Agreement:
 # The snapshots of the demo, and the changes between two of them.
 #
 # A snapshot contains the overview of `tidegate top`, the shares of replicas, and the prefetch of
-# each
-# archive worker. The conditions of the scenario use these.
+# each archive worker. The conditions of the scenario use these.
 
 
 _KEPT = 240

@@ -377,8 +377,7 @@ class AppProcess(ChildProcess):
 #
 # An instance is started, and restarted, with what was deployed under its own version. While a new
 # version comes or fails to start, instances of the old version continue unchanged, here or on
-# another
-# machine.
+# another machine.
 
 
 # Seconds between two reports of an unchanged instance.

@@ -379,9 +379,8 @@ def _locked(path: Path) -> int | None:
 # Which files of a user's folder are code.
 #
 # Left out are hidden files, files made by Python, installed packages (an environment of any name)
-# and
-# Tidegate's own data folders. Otherwise database, password, logs and unpacked code would be shipped
-# with the application next to them, and each run would make another version.
+# and Tidegate's own data folders. Otherwise database, password, logs and unpacked code would be
+# shipped with the application next to them, and each run would make another version.
 
 
 _LEFT_OUT = frozenset({"__pycache__", "node_modules"})

@@ -313,8 +313,7 @@ def keeper() -> ProcessIdentity | None:
 #
 # Each process of a machine has the mark in its environment. Children inherit it, however often they
 # fork, change their session or lose their parent. Any process that knows the mark can therefore
-# find
-# the whole tree again, even after parts of it were killed.
+# find the whole tree again, even after parts of it were killed.
 #
 # No other process is ever signalled. The mark is read from the process itself through a handle
 # (pidfd), and a process that reuses a pid does not have the mark.

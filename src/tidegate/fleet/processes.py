@@ -87,8 +87,8 @@ def processor_s(pid: int) -> float | None:
 # code, and use `ChildProcess`, which also keeps their last output.
 #
 # Every child gets its parent's pid and ends with it, however the parent ends (process.py). The
-# kernel
-# ties the child to the thread that started it, so `start` must be called from the main thread.
+# kernel ties the child to the thread that started it, so `start` must be called from the main
+# thread.
 
 
 log = logging.getLogger(__name__)

@@ -448,10 +448,8 @@ class ProcessProvider:
 # One command of the user with limits for its time and its output.
 #
 # It runs without a shell in its own process group; at the deadline the whole group is killed. We
-# wait
-# for the command and not for the end of its output: background processes that it leaves may keep
-# the
-# pipe open.
+# wait for the command and not for the end of its output: background processes that it leaves may
+# keep the pipe open.
 
 
 OUTPUT_BYTES_MAX = 1 << 20
@@ -549,8 +547,7 @@ def _output_end(*readings: _Reading) -> str:
 #
 # It is split into words as in a shell, and then the placeholders are replaced. A value therefore
 # never spreads over several words. There is no shell; users who need one write `sh -c '…'`.
-# Passwords
-# are never among the values, because every user of a computer can read command lines.
+# Passwords are never among the values, because every user of a computer can read command lines.
 
 
 PLACEHOLDERS = {

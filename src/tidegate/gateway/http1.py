@@ -394,8 +394,7 @@ def _refusal(failure: httptools.HttpParserError) -> Refusal:
 # Parses a server's bytes into responses: the counterpart of http1.py.
 #
 # The reader must know the method of each request, because a response to HEAD has no body, in spite
-# of
-# its fields. A response with neither length nor coding ends with the connection (`end_of_file`).
+# of its fields. A response with neither length nor coding ends with the connection (`end_of_file`).
 
 
 class BadResponse(Malformed):

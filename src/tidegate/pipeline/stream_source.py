@@ -296,13 +296,11 @@ def _spread(files: list[CandidateFile], parts: int) -> list[list[CandidateFile]]
 #
 # A file is known by the id in its footer. A copy of a file is therefore not read again, and neither
 # is a compacted file whose parts have all been read. Damaged files and files with another version
-# or
-# other columns are left out with a reason.
+# or other columns are left out with a reason.
 #
 # Files are taken in the order of the time of their rows. A later batch never holds rows that an
 # earlier batch has made late. A watch that starts on a week of compacted history counts the same as
-# a
-# watch that ran during that week. Spark's own file source cannot promise this: it orders files by
+# a watch that ran during that week. Spark's own file source cannot promise this: it orders files by
 # modification time and reads no footers.
 
 

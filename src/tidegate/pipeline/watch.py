@@ -515,10 +515,8 @@ def _anomalies(
 # From the lake's rows to complete windows of rows.
 #
 # Spark gathers rows until the watermark passes the end of their window, then emits each window
-# once.
-# A window contains the rows themselves. The transforms of `learn`, which know nothing of streams,
-# can
-# therefore judge a window of the stream as they judge a window of history.
+# once. A window contains the rows themselves. The transforms of `learn`, which know nothing of
+# streams, can therefore judge a window of the stream as they judge a window of history.
 
 
 # The columns that identify a row; a row with equal values is a copy.
@@ -568,10 +566,9 @@ def rows_of(windows: DataFrame, kind: str) -> DataFrame:
 # Anomalies of rates and phases, window by window.
 #
 # Rates come from samples of queues, phases from sampled requests. Spark sums them by window. The
-# few
-# values that remain per subject and window are judged in the order of time by `laws.anomaly`. Only
-# changes are reported, each with the expected value: an anomaly begins, it ends, or the new value
-# has become normal. A report per window would hide the important ones.
+# few values that remain per subject and window are judged in the order of time by `laws.anomaly`.
+# Only changes are reported, each with the expected value: an anomaly begins, it ends, or the new
+# value has become normal. A report per window would hide the important ones.
 
 
 WINDOW_S = 60.0

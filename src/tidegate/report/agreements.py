@@ -166,10 +166,9 @@ def violations_section(
 # The summary of the service level: the status of each agreement, and the rest of its error budget.
 #
 # An agreement is breached if its newest window with data is breached, as `tidegate watch` reports
-# it,
-# or if its error budget is overdrawn. It is warned if that window is warned, or if the burn rate is
-# above 1. Otherwise it is met. The newest window counts because a budget of several weeks hardly
-# changes when the first minutes are all breached.
+# it, or if its error budget is overdrawn. It is warned if that window is warned, or if the burn
+# rate is above 1. Otherwise it is met. The newest window counts because a budget of several weeks
+# hardly changes when the first minutes are all breached.
 
 
 CARDS_MAX = 60

@@ -360,8 +360,7 @@ def limit_line(
 #
 # matplotlib draws in the light colours. In the SVG each colour is replaced by the stylesheet's
 # variable of the same meaning. The chart thereby follows the reader's light or dark mode. Text
-# stays
-# text, in the font of the page. The output does not depend on the date or the machine.
+# stays text, in the font of the page. The output does not depend on the date or the machine.
 
 
 WIDTH_IN = 4.85

@@ -121,8 +121,7 @@ def _format_value(name: str, value: float) -> str:
 # Charts of identified consumer groups: how prefetch affects the arrival rate.
 #
 # The model is y(k+1) = a·y(k) + b·u(k) + offset. The line shows the rate at which it settles at
-# each
-# prefetch, within its linear range. `learn` has computed it.
+# each prefetch, within its linear range. `learn` has computed it.
 
 
 _LEVELS_MAX = 60

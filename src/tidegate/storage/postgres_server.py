@@ -195,8 +195,8 @@ def _gone(pid: int, database: Path, timeout_s: float | None) -> bool:
 # The system account of PostgreSQL: the current one, or its own if Tidegate runs as root.
 #
 # PostgreSQL refuses to run as root. It then gets a system account that is used for nothing else.
-# That
-# account owns only PostgreSQL's folders, and may enter but not list or read the folders above them.
+# That account owns only PostgreSQL's folders, and may enter but not list or read the folders above
+# them.
 
 
 ACCOUNT_NAME = "pgserver"
@@ -300,13 +300,11 @@ class EmbeddedPostgresFailed(TidegateError):
 # The lock on a data folder: one process at a time, visible to all others.
 #
 # The process keeps a flock on the file `holder` in the folder and writes there what it is. The
-# kernel
-# releases the lock when the process ends, even by a kill, so there are no stale locks. The contents
-# of the file are valid only while it is locked.
+# kernel releases the lock when the process ends, even by a kill, so there are no stale locks. The
+# contents of the file are valid only while it is locked.
 #
 # The file also marks a folder as a data folder of Tidegate, under any name. Programs that store
-# data
-# there without locking it create the mark too.
+# data there without locking it create the mark too.
 
 
 _MARK = "holder"

@@ -179,8 +179,7 @@ def _at(place: ReplicaInfo, addresses: dict[int, str]) -> ReplicaInfo:
 # A shard: a store beside the catalogue that has replicas, with their owners and epochs.
 #
 # A node is a member of a shard under its member id of the catalogue, and has a separate lease
-# there.
-# If the shard does not answer, only its own queues are affected.
+# there. If the shard does not answer, only its own queues are affected.
 
 
 log = logging.getLogger(__name__)

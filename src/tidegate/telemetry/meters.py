@@ -292,11 +292,9 @@ def merge_histograms(histograms: Iterable[Histogram]) -> Histogram:
 # Sampling of one in N events, for records that would cost too much for every event.
 #
 # N is a power of two that follows the load, so that about a constant number per second is taken.
-# Each
-# taken event stands for N events, so that sums of weights stay correct while N changes. N doubles
-# as
-# soon as an interval's share was taken, so that a burst does not exceed the share until the next
-# tick.
+# Each taken event stands for N events, so that sums of weights stay correct while N changes. N
+# doubles as soon as an interval's share was taken, so that a burst does not exceed the share until
+# the next tick.
 
 
 _EVERY_MAX = 1 << 40

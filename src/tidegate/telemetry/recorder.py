@@ -421,9 +421,8 @@ def _phases_us(cuts: Cuts) -> Row:
 #     sampler.requests                                       where the door adds single requests
 #
 # Differences of consecutive totals give the counts of an interval (core.door_interval). The length
-# of
-# the interval comes from the monotonic clock, because the wall clock may jump. The recorder never
-# waits. If it drops rows, the door's next row reports how many.
+# of the interval comes from the monotonic clock, because the wall clock may jump. The recorder
+# never waits. If it drops rows, the door's next row reports how many.
 
 
 KIND = "http_samples"
@@ -517,8 +516,7 @@ def lake_buckets(durations: Durations) -> list[tuple[int, int]]:
 # Maintenance of a lake: it starts rounds of compaction, each as a separate process.
 #
 # The recorder's thread asks every few seconds whether a round is due. It never waits for a round.
-# The
-# next round completes a round that was killed (compaction.py).
+# The next round completes a round that was killed (compaction.py).
 
 
 EVERY_S = 600.0

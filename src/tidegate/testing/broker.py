@@ -515,8 +515,7 @@ class Observer:
 #
 # The actions are the real ones, on the real store with the leader's epoch; only the decision is the
 # test's. A replica that is to be removed is emptied first, as in production: it gets no new
-# messages
-# and no new clients, and its waiting messages move to another replica.
+# messages and no new clients, and its waiting messages move to another replica.
 
 
 REPLICAS_MAX = 64

@@ -375,8 +375,7 @@ def _check_target(wish: TuningGoal, found: LinearRange, record: ExperimentRecord
 # A constant prefetch gives no information about b. A prefetch that changes more slowly than the
 # rate follows moves together with it on one line. Every level occurs equally often, in a new random
 # order each round, so no part of the experiment misses a level by chance. Each level is held for
-# one,
-# two or three samples.
+# one, two or three samples.
 
 
 HOLD_SAMPLES = (1, 2, 3)

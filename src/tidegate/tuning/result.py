@@ -97,10 +97,9 @@ class TunedModel(PrefetchModel, frozen=True, kw_only=True, omit_defaults=True):
 # The loop is built with python-control from the same polynomials as the gains. Settling time and
 # overshoot come from the simulated step and not from the formulas, because the zero of the closed
 # loop affects them. Three kinds of loops are refused with their poles in the error: unstable ones
-# (a
-# pole outside the unit circle), badly damped ones, and ones that late measurements make unstable. A
-# pole on the negative real axis alternates from sample to sample; the formula of ζ holds for it
-# too.
+# (a pole outside the unit circle), badly damped ones, and ones that late measurements make
+# unstable. A pole on the negative real axis alternates from sample to sample; the formula of ζ
+# holds for it too.
 
 
 # A smaller damping rings for more than three periods: an overshoot of one half.

@@ -254,9 +254,8 @@ def render_clients(report: ClientsReport, console: Console) -> None:
 # pairs, both nodes are therefore restarted with exchanged roles.
 #
 # The cost is the mean of 1 − with/without over the pairs, with Student's 95 % interval. The upper
-# end
-# of the interval must be below the bar. The report also has the node's processor time per message,
-# which has less noise.
+# end of the interval must be below the bar. The report also has the node's processor time per
+# message, which has less noise.
 
 
 COST_MAX = 0.02

@@ -154,8 +154,7 @@ def answer(what: object) -> None:
 #
 # With the checksum at the end, the CRC-32 of a whole intact payload is a constant. The consumer
 # therefore verifies it with one call and no slice. A byte per sequence number detects duplicates.
-# The
-# cost is below a microsecond per message and the same for every system.
+# The cost is below a microsecond per message and the same for every system.
 
 
 PAYLOAD_BYTES = 256

@@ -132,8 +132,7 @@ def haproxy_server(
 #
 # It runs in the foreground with a worker for each core, as Debian configures it. All files that it
 # would write to system folders go to a temporary folder. Sessions stay with their server by the
-# hash
-# of a cookie of the application, because open-source nginx sets no cookie of its own.
+# hash of a cookie of the application, because open-source nginx sets no cookie of its own.
 
 
 NGINX_PACKAGE = "nginx"

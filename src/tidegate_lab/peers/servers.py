@@ -327,8 +327,8 @@ def tidegate_server(
 # RabbitMQ from the Debian package, without use of the installed service.
 #
 # Debian's wrapper in sbin would switch to the service's user and data. This module therefore runs
-# the
-# script behind it, which works as any user if home, data, logs, node name and all ports are given.
+# the script behind it, which works as any user if home, data, logs, node name and all ports are
+# given.
 #
 # The node would start the Erlang port mapper as a daemon that outlives it. This module therefore
 # starts a port mapper on its own port first. The node finds it running, and the module can stop it.

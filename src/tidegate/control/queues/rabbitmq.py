@@ -223,9 +223,8 @@ def _counted(replicas: int) -> str:
 # Worker processes that come with each replica on RabbitMQ, on the controller's own computer.
 #
 # Each replica gets the configured number of workers. A worker is bound to its replica by the
-# variable
-# TIDEGATE_REPLICA and ends with it. All workers drain and end when the controller ends. Users who
-# want workers to outlive the controller start them separately.
+# variable TIDEGATE_REPLICA and ends with it. All workers drain and end when the controller ends.
+# Users who want workers to outlive the controller start them separately.
 
 
 _DRAIN_S = 30.0
@@ -276,8 +275,7 @@ class LocalWorkers:
 # - The autoscaler decides everything else.
 #
 # The loop can be stopped at any step. The topology is written before each change, so the next
-# process
-# that gets the lock continues from there.
+# process that gets the lock continues from there.
 
 
 log = logging.getLogger(__name__)

@@ -176,8 +176,7 @@ class HostingLoop:
 #
 # Order matters. Windows are reported before anything is ordered: a window is closed once, and an
 # order may fail. The wanted number is stored before the orders, so that the next leader can
-# complete
-# a change that was interrupted between two orders.
+# complete a change that was interrupted between two orders.
 #
 # Failures:
 #

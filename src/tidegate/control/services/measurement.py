@@ -397,11 +397,9 @@ async def _read_chunks(reader: asyncio.StreamReader) -> None:
 # The probe: sends a request to a door every second, as a client would, on its own connection.
 #
 # Its samples are independent of what doors report; control/services/measurement.py compares both. A
-# response
-# with status 500 and above is a failure, and so is a missing response. Several doors are probed in
-# turn. The request runs in a task, so a door that hangs delays nothing. Doors recognize the probe
-# by
-# its header and do not count it.
+# response with status 500 and above is a failure, and so is a missing response. Several doors are
+# probed in turn. The request runs in a task, so a door that hangs delays nothing. Doors recognize
+# the probe by its header and do not count it.
 
 
 PERIOD_S = 1.0

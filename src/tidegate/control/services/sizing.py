@@ -501,9 +501,8 @@ class ServiceAutoscaler:
 #     begins  when clearly more than that is in hand, or more and responses are breached already
 #
 # To reject a request certainly breaks a promise, while the limit is computed and only exact to
-# about
-# a tenth. Near the limit only measured breaches count, so requests that are just in time are not
-# rejected.
+# about a tenth. Near the limit only measured breaches count, so requests that are just in time are
+# not rejected.
 #
 # Excess requests are rejected at once. The admitted ones are answered in time, and the load of a
 # failed instance does not bring down the next one. The trim goes down with each window in which
@@ -622,8 +621,7 @@ def _is_too_much(in_hand: int, bound: int, seen: ServiceSample) -> bool:
 #
 # The service's setting is the upper bound of the concurrency, and the knee is searched below it. A
 # request that waits in the door, instead of inside an instance, can go to the first free instance
-# and
-# can be rejected in time. An override of the concurrency is not changed.
+# and can be rejected in time. An override of the concurrency is not changed.
 
 
 _KNEES = 4
@@ -746,8 +744,7 @@ class InstanceTuning:
 # The part of a service's state that the next leader cannot see from the running instances.
 #
 # During a rollout there may be one instance more than wanted, or exactly as many. The capacity of
-# an
-# instance shows only while requests wait. Both values are therefore stored, before anything is
+# an instance shows only while requests wait. Both values are therefore stored, before anything is
 # ordered. A leader that dies between two orders leaves a number that the next one can reach.
 
 

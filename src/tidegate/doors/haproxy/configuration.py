@@ -502,9 +502,8 @@ def _server(backend: Backend, weight: int) -> str:
 # The session grace of draining instances.
 #
 # A draining instance keeps its sessions until a given time; then they go to other instances.
-# HAProxy
-# has no such timer. The door checks the time before every command, and four times a second in
-# between.
+# HAProxy has no such timer. The door checks the time before every command, and four times a second
+# in between.
 
 
 def within_grace(backends: Iterable[Backend], now_s: float) -> list[Backend]:

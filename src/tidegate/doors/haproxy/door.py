@@ -493,10 +493,8 @@ def new_folder() -> Path:
 # The graceful stop of an HAProxy process.
 #
 # HAProxy accepts no new connections, closes idle ones and answers its outstanding requests. After
-# the
-# stop signal it accepts no connection to its runtime socket either. So the door opens one before,
-# and
-# polls the number of clients on it.
+# the stop signal it accepts no connection to its runtime socket either. So the door opens one
+# before, and polls the number of clients on it.
 
 
 _DRAIN_POLL_S = 0.05

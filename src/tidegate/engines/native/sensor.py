@@ -365,10 +365,8 @@ class SensorClusterStats(msgspec.Struct):
 # sample. A new owner (a new epoch) has counted from 0, so then all its counts are new.
 #
 # A queue that existed before, and answers for the first time, adds nothing to its first sample: it
-# is
-# unknown when its messages were counted. A replica without an answer is not measured. The age of
-# its
-# oldest message keeps growing.
+# is unknown when its messages were counted. A replica without an answer is not measured. The age of
+# its oldest message keeps growing.
 
 
 class _Histogram(msgspec.Struct):

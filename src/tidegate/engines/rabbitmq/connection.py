@@ -356,14 +356,12 @@ class OutageTracker:
 # Lenient decoding of AMQP fields that pamqp rejects.
 #
 # RabbitMQ delivers everything that a producer has written: text that is not UTF-8 (old programs
-# write
-# Latin-1), times in nanoseconds, deeply nested tables. pamqp raises an error for these. Then the
-# connection closes, the message returns to its queue, and the same happens on the next connection,
-# without end.
+# write Latin-1), times in nanoseconds, deeply nested tables. pamqp raises an error for these. Then
+# the connection closes, the message returns to its queue, and the same happens on the next
+# connection, without end.
 #
 # So these decoders take over where pamqp's fail. A text gets replacement characters, an invalid
-# time
-# becomes None, and headers that are nested too deeply become empty.
+# time becomes None, and headers that are nested too deeply become empty.
 
 
 _TIME_BYTES = 8

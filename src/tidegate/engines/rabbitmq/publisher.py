@@ -381,14 +381,11 @@ class DirectReplies:
 # Requests and their replies by RabbitMQ's direct reply-to.
 #
 # A request is published on the channel that consumes from `amq.rabbitmq.reply-to`, with that name
-# as
-# its reply address. RabbitMQ replaces it by an address of this channel. The reply goes to the
-# default
-# exchange under that address, and needs no queue and no permission.
+# as its reply address. RabbitMQ replaces it by an address of this channel. The reply goes to the
+# default exchange under that address, and needs no queue and no permission.
 #
 # A requester that loses its connection gets no reply, and NoReply at its timeout. A request without
-# a
-# confirm is published again.
+# a confirm is published again.
 
 
 class PendingReplies:

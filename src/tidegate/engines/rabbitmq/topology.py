@@ -267,12 +267,10 @@ async def write_topology(channel: AbstractChannel, topology: ElasticTopology) ->
 #
 # The lock is an exclusive queue, which lives exactly as long as the connection that declared it. A
 # controller that has lost the lock has also lost its connection, and none of its commands arrive
-# any
-# more. So no epoch is needed.
+# any more. So no epoch is needed.
 #
 # The connection never reconnects. A controller that wants to continue opens another one and takes
-# the
-# lock again. A refusal by the broker closes only the channel; the next command opens a new one.
+# the lock again. A refusal by the broker closes only the channel; the next command opens a new one.
 
 
 _CONNECT_S = 5.0
@@ -583,8 +581,7 @@ def translating_refusals(about: str) -> Iterator[None]:
 #
 # These are the queue itself (replica 0) and all serving or draining replicas. A bound subscription
 # consumes from its one replica only. Starting replicas are left out because their queue may not
-# exist
-# yet. Leaving replicas are left out so that their consumers stop.
+# exist yet. Leaving replicas are left out so that their consumers stop.
 
 
 class ReplicaSource(NamedTuple):

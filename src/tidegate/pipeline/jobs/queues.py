@@ -208,9 +208,8 @@ CAPACITY_JOB = Job(
 #     samples.transform(stability_by_window(60))
 #
 # The growth is `Δl = p − c`, the production minus the consumption rate. The band within which a
-# queue
-# counts as stable is that of the law (`laws.stability`), whose functions take numbers and Columns.
-# The rates of a replicated queue are the sums of its replicas' rates.
+# queue counts as stable is that of the law (`laws.stability`), whose functions take numbers and
+# Columns. The rates of a replicated queue are the sums of its replicas' rates.
 
 
 STABILITY_SCHEMA = StructType(
@@ -321,10 +320,9 @@ STABILITY_JOB = Job(
 #
 # For each duration one pass over the samples sums their weights by queue, window and bucket. The
 # result is small. A percentile is the mean of the bucket in which it lies. Each bucket is wider
-# than
-# the one before by the fourth root of two, so a percentile is off by some percent at most. It is
-# exact if all durations are equal. A sampled message counts with its weight, the number of messages
-# it represents.
+# than the one before by the fourth root of two, so a percentile is off by some percent at most. It
+# is exact if all durations are equal. A sampled message counts with its weight, the number of
+# messages it represents.
 
 
 DURATIONS = ("wait", "service", "response")
@@ -512,9 +510,8 @@ LIFECYCLE_JOB = Job(
 #     mean ± t(0.975, m − 1) · s / √m    m = (Σw)² / Σw², the effective number of samples
 #
 # This is table 5.3 of the Telesto paper. The interval of a share is that of a ratio of two means:
-# the
-# spread of `x − share·t` about zero, divided by the mean of `t`. The second table shows how much of
-# the time each node's process was idle.
+# the spread of `x − share·t` about zero, divided by the mean of `t`. The second table shows how
+# much of the time each node's process was idle.
 
 
 PHASES = ("wait_client", "parse", "store", "wait_message", "respond")

@@ -174,8 +174,7 @@ def _ranges(multirange: Multirange[int]) -> list[tuple[int, int]]:
 # Storing and settling messages in PostgreSQL.
 #
 # Connections in pipeline mode carry the calls: some for puts, one for acknowledgements, and a few
-# for
-# transactions. A put therefore never waits for deletions.
+# for transactions. A put therefore never waits for deletions.
 
 
 _TRANSACTORS = 4
@@ -363,8 +362,7 @@ def attempts_call(settlement: Settlement) -> Call:
 # Python values as PostgreSQL's binary parameters, for the calls that carry messages.
 #
 # Only the types that the hot path needs. Integer arrays are built as columns in C: a thousand
-# lengths
-# take about ten microseconds.
+# lengths take about ten microseconds.
 
 
 _ARRAY_HEADER = struct.Struct("!iiiii")
@@ -421,8 +419,7 @@ def multirange_text(ranges: Sequence[tuple[int, int]]) -> str:
 #
 # It uses libpq's pipeline mode: all calls up to a sync are one transaction and one round trip,
 # without BEGIN and COMMIT to wait for. It uses psycopg's public `pq` layer directly, since
-# psycopg's
-# cursors cost more than the commit itself; docs/decisions/0001 has the measurements.
+# psycopg's cursors cost more than the commit itself; docs/decisions/0001 has the measurements.
 
 
 Parameters = Sequence[bytes | bytearray | memoryview | None]

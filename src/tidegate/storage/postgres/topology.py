@@ -151,8 +151,7 @@ class PostgresReplication(ABC):
 #
 # Invalid settings of one queue must not make the other queues unreadable. Settings that cannot be
 # read get their defaults, the others are kept. Such a queue is not scaled automatically until a
-# user
-# sets it again. Its messages are still delivered.
+# user sets it again. Its messages are still delivered.
 
 
 log = logging.getLogger(__name__)

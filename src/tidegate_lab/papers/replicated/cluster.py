@@ -296,8 +296,7 @@ def average(runs: Sequence[StableRates]) -> StableRates:
 # random choice of the replica, independent of the client's role. For a fair comparison we use a
 # median outcome: with 4 producers and 8 consumers on two replicas there are 2^12 equally likely
 # placements. They are ordered by the distance between x_1 and y_1, then by the distance of both
-# from
-# one half. The median of this order is used.
+# from one half. The median of this order is used.
 
 
 def median_placement(producers: int, consumers: int) -> tuple[int, int]:

@@ -258,8 +258,7 @@ def client_specs(
 # A child process with clients: `python -m tidegate_lab.papers.replicated.crew`.
 #
 # The parent (`crew`) writes commands to its standard input, one JSON line each, and reads one
-# answer
-# per command. The process ends when its input closes.
+# answer per command. The process ends when its input closes.
 #
 # Each client has a connection of its own and one message in progress. A producer waits until its
 # message is committed before it puts the next. A consumer waits until its acknowledgement is

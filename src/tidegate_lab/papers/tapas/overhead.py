@@ -319,10 +319,8 @@ def _draw(grid: Grid, folder: Path) -> None:
 #     bound        exp(mean(log r) ± t(0.95, n − 1) · s / √n), s the standard deviation of log r
 #
 # The two measurements of a pair follow each other, and each side is first in half of the pairs.
-# Other
-# load on the machine then affects both sides. The bounds are one-sided: by chance, the true ratio
-# is
-# beyond a bound in one of twenty cases.
+# Other load on the machine then affects both sides. The bounds are one-sided: by chance, the true
+# ratio is beyond a bound in one of twenty cases.
 
 
 CONFIDENCE = 0.95
@@ -451,14 +449,12 @@ DOOR_KINDS: dict[str, DoorKind] = {
 # Comparisons in pairs: measurements, their bounds, and rows of tables.
 #
 # The side `plain` is HAProxy with a static configuration. The side `ours` is HAProxy under
-# Tidegate's
-# control: the door alone (`overhead`), or all of `tidegate host` (`whole`).
+# Tidegate's control: the door alone (`overhead`), or all of `tidegate host` (`whole`).
 #
 # Each side is started for its turn and stopped after it, so that no part of it runs while the other
 # side is measured. The pairs of a case alternate between its numbers of instances. The two sides of
-# a
-# pair have the same number. The bound of a case is over all pairs, so that differences between the
-# numbers of instances widen it.
+# a pair have the same number. The bound of a case is over all pairs, so that differences between
+# the numbers of instances widen it.
 
 
 RESPONSE_BAR = 1.03

@@ -126,8 +126,7 @@ def _get(path: str) -> bytes:
 # An instance has a configured capacity: a concurrency and a service time per operation. Further
 # operations wait. The service time is a sleep, which takes no processor time. So four instances on
 # one core do four times as much as one, and two cores can simulate a cluster. With a service time
-# of
-# 0 an operation takes only its own processor time.
+# of 0 an operation takes only its own processor time.
 #
 # Two further paths are not part of the shop. `/well` answers health checks without waiting. After
 # `/pace/3` every operation takes three times as long.
@@ -299,8 +298,7 @@ async def _answer(send: Send, status: int, text: str, cart: str | None = None) -
 # The bookshop under `tidegate host`, started with the command line as a user would.
 #
 # A thread counts the instances in the store, four times a second. Paid instances are all that have
-# a
-# slot, also spare and draining ones; serving instances take requests.
+# a slot, also spare and draining ones; serving instances take requests.
 
 
 SERVICE = "shop"
