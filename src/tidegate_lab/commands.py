@@ -272,7 +272,6 @@ def bench_pipeline(
     print_report(report, pipeline.render, as_json=json, good=report.met or quick)
 
 
-# -- faults --
 # The commands `tidegate lab run kills` and `storm`: injected faults, and the checker's result.
 
 
@@ -377,7 +376,6 @@ def _render_verdict(report: Any, console: Console) -> None:
         console.print(str(failure), markup=False)
 
 
-# -- experiments --
 # The commands `tidegate lab …`: experiments of the papers; `faults` adds fault injection.
 
 

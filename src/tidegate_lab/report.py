@@ -22,7 +22,6 @@ from tidegate_lab.bench.compare_report import Bar, bar_table
 from tidegate_lab.loadgen.processes import ChildFailed
 from tidegate_lab.peers.servers import ServerFailed
 
-# -- section --
 # The parts of a report: what one experiment asked, measured and drew.
 
 
@@ -64,16 +63,14 @@ def write_json(value: object, file: Path) -> None:
     file.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
-# -- experiments --
 # Run several experiments and write one page about them.
 #
 # Theory of operation
 #
 # An experiment is a function that receives a folder and returns an `ExperimentSection`. It starts
-# its
-# own servers, measures something on them, and draws its figures into the folder. A section compares
-# the values that a paper printed with the values measured here. Its *bars* are the values that
-# Tidegate must reach.
+# its own servers, measures something on them, and draws its figures into the folder. A section
+# compares the values that a paper printed with the values measured here. Its *bars* are the values
+# that Tidegate must reach.
 #
 # `run_experiments` runs experiments one after another, because they share the machine's cores.
 # After
@@ -224,7 +221,6 @@ def render(report: ExperimentsReport, console: Console) -> None:
     console.print(f"{report.page}", markup=False)
 
 
-# -- page --
 # The HTML page of a run: figures are embedded, nothing is loaded, and there is no script.
 
 

@@ -156,7 +156,6 @@ def warning_point(kind: MetricKind, breach: float, margin: float) -> float:
     return breach * (1.0 - margin if kind.worse is Worse.LARGER else 1.0 + margin)
 
 
-# -- agreement --
 # Agreements: what a service promises, and whether it keeps the promises.
 #
 # The package is pure: it does no I/O except reading agreement files, and it uses no clock.

@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from tidegate.agreements.problems import Key
 
 
-# -- resources --
 # The resources a service may use, and what to do when they do not suffice.
 #
 #     replicas = { min = 1, max = 4 }
@@ -413,7 +412,6 @@ def _objective(document: dict[str, Any], complaints: DocumentProblems) -> float:
     return OBJECTIVE
 
 
-# -- promises --
 # The [metrics.*] tables of an agreement: promises with breaching and warning points.
 
 
@@ -517,7 +515,6 @@ def _margin(key: Key, said: Any, complaints: DocumentProblems) -> float | None:
     return None
 
 
-# -- scaling_terms --
 # The scaling settings that a queue takes from its agreement.
 #
 #     replicas       the agreement's bounds, if the queue's own bounds are the default, 1 to 1
@@ -588,12 +585,11 @@ def check_agreement(scaling: Scaling, queue: str) -> None:
         raise InvalidValue(str(wrong)) from None
 
 
-# -- writing --
 # An agreement as TOML, so that parsing the text returns an equal agreement.
 #
 # Only values that differ from their defaults are written. A warning is written as a margin if a
-# whole
-# percentage gives it exactly. Comments and the order of keys of an input document are not kept.
+# whole percentage gives it exactly. Comments and the order of keys of an input document are not
+# kept.
 
 
 def format_agreement(agreement: Agreement) -> str:

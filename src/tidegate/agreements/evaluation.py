@@ -196,7 +196,6 @@ FAST_BURN = BurnAlarm(long_s=3600.0, short_s=300.0, rate=13.44)
 SLOW_BURN = BurnAlarm(long_s=21600.0, short_s=1800.0, rate=5.6)
 
 
-# -- windows --
 # From samples to verdicts: the evaluation of each window, with its evidence.
 #
 #     samples → windows_of → judge_window → WindowVerdict(verdict, findings)
@@ -210,9 +209,8 @@ SLOW_BURN = BurnAlarm(long_s=21600.0, short_s=1800.0, rate=5.6)
 # - oldest_age: the largest of the window. free_memory: the smallest.
 #
 # A value that no sample contains is not measured, and the finding is "no data". The pipeline
-# applies
-# the same rules to Spark Columns (pipeline/promises.py). The control loops and the simulation use
-# this module.
+# applies the same rules to Spark Columns (pipeline/promises.py). The control loops and the
+# simulation use this module.
 
 
 # Pairs of a duration in seconds and the number of messages or requests that took it.
@@ -496,7 +494,6 @@ def _known(values: Iterable[float | None]) -> Iterator[float]:
     return (value for value in values if value is not None and not math.isnan(value))
 
 
-# -- http_sample --
 # The measurements of doors as samples of an HTTP service's agreement.
 #
 #     good       = answered − server errors      an answer of 500 or above is not a good answer
@@ -554,7 +551,6 @@ def agreement_sample(
     )
 
 
-# -- learned_warnings --
 # Learned warning points: the margin is the worsening during one reconfiguration.
 #
 #     margin = 1.25 · slope · reconfiguration time        at least 5 % of the breaching point

@@ -160,7 +160,6 @@ class AgreementLedger:
         )
 
 
-# -- history --
 # The history of one agreement: verdict counts, burn rates and the error budget.
 #
 #     alarm     the burn rates over a long and a short span are both high     evaluation.BurnAlarm
@@ -293,7 +292,6 @@ def _sum(by_number: Mapping[int, VerdictCounts], after: float) -> VerdictCounts:
     return VerdictCounts(met, warned, breached, no_data)
 
 
-# -- kept_standing --
 # The status of an agreement as the store keeps it, for the next leader and for `tidegate sla`.
 #
 # The leader writes it after each window. The next leader resumes with the stored history, so that a
@@ -394,12 +392,10 @@ class StoredAgreementStatus(msgspec.Struct, frozen=True, kw_only=True):
         return now - self.at > SILENT_WINDOWS * self.window_s + 2.0
 
 
-# -- violations --
 # Transitions of promises: when a warning or a breach begins and ends.
 #
 # Each promise follows this table, window by window. A window without data changes nothing: it
-# neither
-# begins nor ends a violation.
+# neither begins nor ends a violation.
 #
 #     before      now met     now warned   now breached
 #     met         –           warned       breached

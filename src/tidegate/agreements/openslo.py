@@ -71,7 +71,6 @@ def shorthand(duration_s: float) -> str:
     return f"{minutes}m"
 
 
-# -- openslo_export --
 # Export of an agreement to OpenSLO v1: one SLO for each promise.
 #
 #     breach of a percentile     thresholdMetric, op lt, value; timeSliceTarget is the percentile
@@ -212,7 +211,6 @@ def _label(text: str) -> str:
     return label or "agreement"
 
 
-# -- openslo_import --
 # Import of agreements from OpenSLO v1: the SLOs of one service are the promises of one agreement.
 #
 # The import reads SLOs that count windows (budgetingMethod Timeslices) over a rolling period. A
@@ -220,8 +218,8 @@ def _label(text: str) -> str:
 # not. The caller must then name the metric and its unit (`Assumption`).
 #
 # The import refuses parts that would mean something else in an agreement. It leaves out parts
-# without
-# a counterpart (alert policies, labels), with a note. Problems and notes have line, key and reason.
+# without a counterpart (alert policies, labels), with a note. Problems and notes have line, key and
+# reason.
 
 
 _SOURCE = "metricSource.spec"
@@ -335,7 +333,6 @@ def _renamed(complaint: DocumentProblem, group: Sequence[Slo]) -> DocumentProble
     return replace(complaint, key=names.get(complaint.key, complaint.key), instead="")
 
 
-# -- openslo_slo --
 # The conversion of one OpenSLO SLO to one promise; openslo.py has the mapping.
 
 
@@ -693,17 +690,14 @@ def _at(value: Any, key: Iterable[str]) -> Any:
     return value
 
 
-# -- yaml_documents --
 # YAML documents as plain values with the line of every key, read safely from untrusted input.
 #
 # The reader uses PyYAML's safe loader and refuses aliases, because nested aliases can expand a
-# small
-# file to any size. It limits size and depth, and refuses a repeated key, which YAML would overwrite
-# silently.
+# small file to any size. It limits size and depth, and refuses a repeated key, which YAML would
+# overwrite silently.
 #
 # PyYAML and ruamel.yaml both read safely and report lines. ruamel.yaml can also keep comments,
-# which
-# an import does not need. PyYAML has type stubs and more maintainers.
+# which an import does not need. PyYAML has type stubs and more maintainers.
 
 
 TEXT_LETTERS_MAX = 1_000_000

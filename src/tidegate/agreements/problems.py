@@ -80,7 +80,6 @@ def _parts(dotted: str) -> Key:
     return tuple(part.strip("\"'") for part in _ONE_PART.findall(dotted))
 
 
-# -- complaints --
 # The problems of a document: each with file, line, key, value, reason and remedy.
 #
 #     orders.toml:12: metrics.throughput.warning = 90: must lie above the breaching point …; write …
@@ -200,7 +199,6 @@ def _in_unit(unit: Unit, value: Any) -> float | None:
     return float(value) if is_number(value) else None
 
 
-# -- contradictions --
 # Promises that contradict each other, or leave no time to keep them.
 #
 #     margin > slope · reconfiguration time
@@ -281,7 +279,6 @@ def _refuse_haste(
     )
 
 
-# -- quantity_words --
 # Quantities as text: rounded for sentences, and exact for documents.
 #
 # 4.8 s → "4.8s"      600 s → "10m"      536870912 bytes → "512MiB"      0.999 → 0.999

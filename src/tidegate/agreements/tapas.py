@@ -279,12 +279,11 @@ def _number(said: str) -> float | int | str:
             return text
 
 
-# -- xml_elements --
 # XML elements with their lines, read safely from untrusted input.
 #
 # The parser is expat of the standard library. A DOCTYPE is refused: without one there are no
-# entities
-# to expand ("billion laughs") and no external references to fetch. Size and depth are limited.
+# entities to expand ("billion laughs") and no external references to fetch. Size and depth are
+# limited.
 
 
 # Far larger than any agreement written by hand, and small enough to hold in memory.

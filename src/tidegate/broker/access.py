@@ -180,7 +180,6 @@ class QueueNames:
         return guard.permissions.allows(Right.WRITE, self.known[queue_id])
 
 
-# -- accounts --
 # The users and their rights, as cached by a node.
 #
 # The store counts all changes of users. A node reads that counter every second and before every
@@ -315,7 +314,6 @@ class Accounts:
         return DEVELOPMENT if self.trusts(address) else UNAUTHENTICATED
 
 
-# -- login --
 # The login: two round trips before a client may identify itself.
 
 

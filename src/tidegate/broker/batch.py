@@ -368,7 +368,6 @@ def _split(batch: Batch, builder_for: Callable[[Kind, int, int], SegmentBuilder]
         )
 
 
-# -- homes --
 # The assignment slots of the messages in a segment.
 
 

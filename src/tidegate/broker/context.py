@@ -128,7 +128,6 @@ class ReplicaContext:
         return StaleEpoch(f"queue {self.info.title} has a new owner")
 
 
-# -- pace --
 # A token bucket that limits messages per second.
 #
 #     allowed(now) = min(burst, tokens + rate * elapsed)
@@ -183,7 +182,6 @@ class RateLimiter:
         return max(lacking / self.per_s, WAIT_S_MIN) if lacking > 0.0 else 0.0
 
 
-# -- pace_gate --
 # Holds back messages of a replica with a delivery rate limit.
 
 
@@ -214,7 +212,6 @@ class RateGate:
             self._may_go()
 
 
-# -- runs --
 # Turns spans of a queue into runs of a packet, by slicing columns.
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tidegate.broker.context import ReplicaContext
 
 
-# -- dedup --
 # The dedup ids that were stored within the deduplication window.
 
 
@@ -127,14 +126,11 @@ class Deduplication:
         self._decided()
 
 
-# -- marks --
 # Which batches of which producer are stored, so that a batch is stored once.
 #
 # A producer counts its batches up, so one number (the floor) covers all old ones. Producer ids
-# below
-# 0 mean queues in another store whose dead letters are copied here, in any order. For these no
-# floor
-# can be assumed: a forgotten batch counts as not stored.
+# below 0 mean queues in another store whose dead letters are copied here, in any order. For these
+# no floor can be assumed: a forgotten batch counts as not stored.
 
 
 # Batches above the floor that are kept apart. A producer has far fewer under way, so older ones are
@@ -247,12 +243,10 @@ class ProducerMarks:
         self._marks = {p: mark for p, mark in self._marks.items() if mark.seen_at >= before}
 
 
-# -- once --
 # Requests under way by producer and batch.
 #
 # A client whose connection broke sends its request again. The second one must share the result of
-# the
-# first one, and not run beside it.
+# the first one, and not run beside it.
 
 
 Result = TypeVar("Result")

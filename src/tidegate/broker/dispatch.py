@@ -392,7 +392,6 @@ class Dispatch:
             consumer.outlet.consumer_ended(consumer.consumer, error)
 
 
-# -- consumer --
 # What takes messages from a replica: consumers with credit, and pending reads.
 
 
@@ -522,12 +521,10 @@ class PendingRead:
         self.horizon: Rank = BEFORE_ALL
 
 
-# -- holders --
 # The holders of a replica's messages: consumers, and connections that have read under a lease.
 #
 # Consumers are kept in the order of their turns. Consumers that take only addressed messages are
-# kept
-# apart and are not counted: their clients consume at another replica.
+# kept apart and are not counted: their clients consume at another replica.
 
 
 class LeaseHolders:
@@ -646,7 +643,6 @@ class LeaseHolders:
         return list(holders.values()), pushed_to
 
 
-# -- readers --
 # Pending reads, served in the order in which they came.
 #
 # A read may ask for a sender or a context. If memory holds no match, the store is searched.

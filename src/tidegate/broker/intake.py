@@ -380,7 +380,6 @@ class Intake:
         self._marks.add(producer, batch, self._holding.clock.monotonic())
 
 
-# -- room --
 # Limits of a queue by its policy. An empty queue takes any single batch.
 
 
@@ -482,7 +481,6 @@ class QueueLimits:
         return f"queue {info.title} is full ({limits}{each}): consume, or raise its limit"
 
 
-# -- message_ids --
 # The message ids of a replica, taken from blocks that the store reserves for its epoch.
 #
 # The next block is reserved when half of one is used, long before it is needed.
@@ -555,7 +553,6 @@ class MessageIds:
             self._reserving.cancel()
 
 
-# -- arrivals --
 # Segments that another part of the system stores in a queue of this node.
 #
 # They come from transactions, from transfers between replicas, or from splitting a segment. Each is
@@ -685,7 +682,6 @@ class IncomingTransfers:
             self._admit(segment)
 
 
-# -- put_homes --
 # Which assignment slots the waiting puts of a replica belong to.
 
 

@@ -111,15 +111,12 @@ class TlsListener:
                 accepted.close()
 
 
-# -- admission --
 # Limits on connections: in all, unauthenticated, per address and per user.
 #
 # A connection is unauthenticated until its client has identified itself. Unauthenticated
-# connections
-# get at most half of all slots. Clients can therefore always connect, even if many sockets are
-# opened
-# and never used. Connections of other nodes carry many users from one address, so only the limit in
-# all applies to them.
+# connections get at most half of all slots. Clients can therefore always connect, even if many
+# sockets are opened and never used. Connections of other nodes carry many users from one address,
+# so only the limit in all applies to them.
 
 
 class ConnectionSlot:
@@ -203,12 +200,10 @@ def _less(counter: Counter[str], key: str) -> None:
         del counter[key]
 
 
-# -- sessions --
 # The sessions of a node: admission, back-pressure and closing.
 #
 # While the store cannot keep up, the node does not read from sessions that send. Their data waits
-# in
-# the sockets. A session that stays silent, or whose client reads nothing, is closed after a time
+# in the sockets. A session that stays silent, or whose client reads nothing, is closed after a time
 # limit.
 
 

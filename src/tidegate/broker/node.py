@@ -374,13 +374,11 @@ class Node:
                 log.exception("a bug while looking for changes of users")
 
 
-# -- neighbours --
 # Client connections from this node to the other nodes.
 #
 # A connection is opened once, however many callers ask for it. The opening continues when a caller
 # times out, so that the next caller finds it open. On a slow machine a login may take longer than
-# any
-# caller waits for an answer.
+# any caller waits for an answer.
 
 
 _ANSWER_TIMEOUT_S = 2.0
@@ -494,7 +492,6 @@ class NodeClients:
         self._clients.clear()
 
 
-# -- tls --
 # TLS between nodes and clients and among nodes: at least 1.2, certificates always verified.
 
 

@@ -245,7 +245,6 @@ class Ownership:
             gone.set()
 
 
-# -- membership --
 # The node's lease: joining, renewing and leaving the membership table.
 #
 # A node renews its lease three times per lease. If it cannot renew, it stops delivering when the

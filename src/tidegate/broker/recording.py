@@ -151,13 +151,11 @@ class NodeRecorder:
             self.event("disown", replica.info.name, {"epoch": str(replica.epoch)})
 
 
-# -- sampling --
 # Samples of queues, consumers and the node: what an interval brought, and the state at its end.
 #
 # A sampler keeps the totals of its last sample, so that a row has what one interval brought. An
-# idle
-# queue costs a few comparisons: a histogram is read only after something was added. Intervals are
-# measured by the monotonic clock.
+# idle queue costs a few comparisons: a histogram is read only after something was added. Intervals
+# are measured by the monotonic clock.
 
 
 _NOTHING: list[tuple[int, int]] = []
@@ -418,7 +416,6 @@ class NodeSampler:
         return row
 
 
-# -- lifecycle_watch --
 # Records the lifecycles of sampled messages, from arrival to end.
 #
 #     arrived -> parsed -> stored -> confirmed
@@ -427,8 +424,7 @@ class NodeSampler:
 #
 # A watched message is found by the first id of its segment. That id stays the same when the segment
 # leaves memory and is read again as another object. Delivery and settling look it up in a
-# dictionary
-# and nearly always find nothing.
+# dictionary and nearly always find nothing.
 #
 # If too many messages are watched, every second one is dropped, and the others count twice.
 

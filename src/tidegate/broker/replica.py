@@ -339,7 +339,6 @@ class Replica:
         return detailed_stats(self, steps)
 
 
-# -- replica_homes --
 # Order of assigned messages while assignment slots move between replicas.
 #
 # A message with a receiver, a group or a dedup id belongs to one of `ASSIGNMENT_SLOTS` slots. The
@@ -460,7 +459,6 @@ class ReplicaAssignments:
         return ahead
 
 
-# -- departures --
 # Messages that leave a replica by another way than an acknowledgement.
 #
 # The caller takes messages out and then reports the result with one of `stay`, `handed_over`,
@@ -564,7 +562,6 @@ class OutgoingTransfers:
         self._holding.made_room()
 
 
-# -- by_id --
 # Messages by their ids: browsed, listed and acknowledged without a lease.
 #
 # Some waiting messages are in memory, others in the store only. Browsing reads the latter in chunks

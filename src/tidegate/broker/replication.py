@@ -257,16 +257,14 @@ def reachable(places: Iterable[ReplicaInfo]) -> list[ReplicaInfo]:
     return [place for place in places if _takes_clients(place)]
 
 
-# -- aliases --
 # The logical queues of which this node owns a part.
 #
 # Theory of operation
 #
 # The catalogue stores the topology of each logical queue: its replicas, their states and shares,
-# the
-# assignment slots and the scaling settings. The leader changes it. Each node follows it with one
-# cheap question every 0.25 s: has the version changed? If it has, `look` reads all topologies and
-# fits each queue of this node to its topology:
+# the assignment slots and the scaling settings. The leader changes it. Each node follows it with
+# one cheap question every 0.25 s: has the version changed? If it has, `look` reads all topologies
+# and fits each queue of this node to its topology:
 #
 # - A logical queue (`_fit_alias`): its members get the change, and its own messages are handed over
 #   to replicas by an `AliasForwarder`.
@@ -281,9 +279,9 @@ def reachable(places: Iterable[ReplicaInfo]) -> list[ReplicaInfo]:
 # other replicas stored (`_learns`). Otherwise a repeated message would be stored again.
 #
 # Failures: if the store does not answer, the next poll repeats the work. If only one queue cannot
-# be
-# fitted, the others are, and that one is tried again. A lapsed lease or a lost notification changes
-# no version; a node that owns logical queues therefore reads the topologies at least once a second.
+# be fitted, the others are, and that one is tried again. A lapsed lease or a lost notification
+# changes no version; a node that owns logical queues therefore reads the topologies at least once a
+# second.
 
 
 log = logging.getLogger(__name__)
@@ -539,7 +537,6 @@ def _nobody() -> None:
     """Do nothing; the callback of a replica without a hand-over."""
 
 
-# -- hand_over --
 # Hands the messages of a logical queue over to its replicas.
 #
 # Consumers take nothing from the logical queue itself. When messages are put to it, or when its
@@ -548,8 +545,7 @@ def _nobody() -> None:
 # next.
 #
 # Messages with a group or a receiver go only to their assigned replica. A replica hands over
-# messages
-# in the same way if their slot has moved.
+# messages in the same way if their slot has moved.
 
 
 _ANSWER_S = 15.0

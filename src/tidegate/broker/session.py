@@ -81,7 +81,6 @@ if TYPE_CHECKING:
     from tidegate.broker.node import Node
 
 
-# -- peer --
 # The transport of a session: bytes to packets, with back-pressure in both directions.
 #
 # After 500 packets of one connection the event loop handles other connections first. A connection
@@ -570,7 +569,6 @@ class Session(SessionTransport):
         self.forward(await self.routes.relay_to(address, self), packet, frame)
 
 
-# -- ties --
 # The resources that one session has at this node's replicas.
 
 
@@ -620,7 +618,6 @@ class SessionResources:
             replica.dispatch.forget_outlet(outlet)
 
 
-# -- routes --
 # The relays of one session: one for each other node.
 #
 # `Relays` does not keep a reference to the session. The session can then be freed without the

@@ -257,7 +257,6 @@ class Settling:
             tell()
 
 
-# -- retries --
 # The wait before a failed message is tried again.
 
 
@@ -277,12 +276,10 @@ def retry_wait_s(policy: QueuePolicy, failed: int) -> float:
     return min(wait_s, policy.retry_max_s) * (1 - policy.retry_jitter * random.random())
 
 
-# -- giving_up --
 # Messages that no consumer gets any more: failed too often, rejected, expired, or over a limit.
 #
 # They go to the dead letters if the queue has any. Expired messages go there only if the policy
-# keeps
-# them.
+# keeps them.
 
 
 class MessageExpiry:
@@ -386,13 +383,11 @@ class MessageExpiry:
             self._settling.note_done(span, holding.queue.done(span, MessageEvent.EXPIRED))
 
 
-# -- trial --
 # Prefetch experiments: a client sets another consumer's prefetch for a while.
 #
 # An experiment belongs to the connection that began it. When that connection ends, even by a crash,
 # the consumer gets the prefetch that it had asked for. Only one client at a time may experiment
-# with
-# a consumer: a second one would measure the first and restore the wrong prefetch.
+# with a consumer: a second one would measure the first and restore the wrong prefetch.
 
 
 def check_no_other_experiment(consumer: Consumer, by: DeliveryTarget) -> None:

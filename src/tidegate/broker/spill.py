@@ -306,12 +306,10 @@ class SpillReader:
                 task.cancel()
 
 
-# -- later --
 # Delayed messages: in memory when their time is near, else in the store only.
 #
 # Everything up to a horizon, a pair of due time and id, is in memory. The rest is read from the
-# store
-# in that order, well before it is due. A timer fires when the next message in memory is due.
+# store in that order, well before it is due. A timer fires when the next message in memory is due.
 
 
 DELAYED_CHUNK_SEGMENTS = 2000

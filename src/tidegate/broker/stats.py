@@ -146,7 +146,6 @@ def process_memory_bytes() -> int:
         return int(statm.read().split()[1]) * resource.getpagesize()
 
 
-# -- brief_numbers --
 # Summary stats of a queue for clients that poll all queues.
 #
 # Most of many queues are idle. For an idle queue a few numbers are compared, and if they are the
@@ -222,7 +221,6 @@ class SummaryStatsCache:
         return found
 
 
-# -- full_numbers --
 # Detailed stats of a queue and its consumers.
 
 
@@ -300,15 +298,13 @@ def _of_consumer(consumer: Consumer, steps: int) -> ConsumerStats:
     )
 
 
-# -- cycle --
 # Times the phases of requests of a client that sends one at a time (Telesto's table 5.3).
 #
 #     last answer sent -> wait for client -> arrived -> parse -> parsed
 #         -> wait for the store, or for a message -> ready -> respond -> answer sent
 #
 # A cycle runs from the end of one answer to the end of the next. It is cut at three instants, so
-# the
-# phases add up to the total. Requests that overlap with others have no such cycle and are not
+# the phases add up to the total. Requests that overlap with others have no such cycle and are not
 # counted.
 
 
@@ -437,7 +433,6 @@ def _phases(verb: type | None, weight: int, cuts: Cuts, for_message: bool) -> Ro
     )
 
 
-# -- waiting_time --
 # How long a message has waited before its delivery, for stats and telemetry.
 
 

@@ -221,13 +221,11 @@ def _never_refused(error: Exception) -> None:
     raise AssertionError("a transaction is refused as a whole") from error
 
 
-# -- publishing --
 # Puts of the same messages into several queues, all or none: queue lists and topics.
 #
 # The subscriptions of a topic are read for each batch: a queue that was subscribed before a put
-# gets
-# it. All target queues share one stored payload. Messages that a subscription does not select are
-# stored as done in its queue.
+# gets it. All target queues share one stored payload. Messages that a subscription does not select
+# are stored as done in its queue.
 
 
 class Publishing:
@@ -371,7 +369,6 @@ def _counts(messages: PutMessages, subscriptions: list[SubscriptionInfo]) -> lis
     ]
 
 
-# -- joint_commit --
 # Changes of several queues that this node owns, stored in one transaction.
 #
 # Before the commit no client sees any of it. While it runs, ids and leases are reserved. Afterwards
@@ -534,7 +531,6 @@ def _dedup_ids(messages: Segment, done: Ranges) -> list[str] | None:
     ] or None
 
 
-# -- meeting --
 # Brings queues to one node that are to be changed in one transaction.
 #
 # The owner of most of the queues brings the others; on a tie, the owner of the first queue. If each
@@ -642,7 +638,6 @@ async def retry_while_moving(work: Callable[[], Awaitable[Result]]) -> Result:
     raise AssertionError("unreachable")
 
 
-# -- topics --
 # Temporary queues of connections, and cleaning up after topics.
 #
 # The node of a connection deletes its temporary queues when the connection ends. If that node is

@@ -437,14 +437,12 @@ class _TransferRequest:
         return goes
 
 
-# -- parting --
 # Splits segments whose messages are assigned to different replicas.
 #
 # Only a queue that had no replicas before has such segments, or one that gets publications. Each
-# run
-# of neighbouring messages with the same slot becomes a segment of its own. Messages keep their ids,
-# so the order stays the same. The first run stays in the old segment. Each segment is split in one
-# transaction.
+# run of neighbouring messages with the same slot becomes a segment of its own. Messages keep their
+# ids, so the order stays the same. The first run stays in the old segment. Each segment is split in
+# one transaction.
 
 
 _COUNT_MAX = 20_000

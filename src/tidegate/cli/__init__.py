@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
-# -- cli --
 # The `tidegate` command: argument parsing, settings and wiring.
 
 

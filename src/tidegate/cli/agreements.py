@@ -286,7 +286,6 @@ def _agreement_json(agreement: Agreement) -> dict[str, Any]:
     }
 
 
-# -- agreement_planning --
 # The command `tidegate agreement plan`: the resources an agreement needs.
 
 
@@ -472,7 +471,6 @@ def _as_json(agreement: Agreement, found: CapacityPlan) -> dict[str, Any]:
     }
 
 
-# -- sla --
 # The command `tidegate sla`: the status of every agreement, and the reaction to it.
 #
 # The store has the leader's last verdict and its decisions. The answer therefore does not depend on

@@ -71,7 +71,6 @@ def _error_text(error: TidegateError) -> str:
     return _LINE_END.sub(" ", str(error))
 
 
-# -- exit_codes --
 # The exit codes of all commands; docs/reference/commands.md has a table generated from here.
 #
 # Exit code 2 means that the input is wrong, and the same command will fail again. Exit code 1 means

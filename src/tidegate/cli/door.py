@@ -278,7 +278,6 @@ def make_door(
     return GatewayDoor(settings)
 
 
-# -- door_telemetry --
 # The telemetry of a door process: /metrics on a second port, and rows in the lake.
 
 
@@ -368,7 +367,6 @@ class DoorTelemetry:
             self._recorder.stop()
 
 
-# -- own_policy --
 # A balancing policy written by the user, named by `module:Class`, in the process of a door.
 #
 # The policy runs for every request, so an error in it must not stop the door. If it raises, or

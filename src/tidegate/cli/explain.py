@@ -147,7 +147,6 @@ def headline_of(decision: Decision) -> str:
     return headline if decision.law == OVERRIDE_LAW else f"{headline} (law {decision.law})"
 
 
-# -- prefetch_steps --
 # The command `explain QUEUE --prefetch`: the last control steps of each consumer.
 
 

@@ -256,7 +256,6 @@ def _models(job: JobRecord) -> str:
     return "; ".join(parts)
 
 
-# -- watching --
 # The command `tidegate watch`: agreements and anomalies as they are recorded, by the pipeline.
 
 
@@ -401,7 +400,6 @@ def _summary(
     output.line(str(options.folder))
 
 
-# -- watch_view --
 # The view of `watch`: a light for each agreement, recent anomalies, and counts of rows read.
 
 
@@ -537,7 +535,6 @@ def _anomaly_text(row: Mapping[str, Any]) -> str:
     )
 
 
-# -- reporting --
 # The command `tidegate report`: learned results as one HTML page and a PDF.
 
 

@@ -322,7 +322,6 @@ def peek(
         raise typer.Exit(EMPTY_RESULT)
 
 
-# -- topics --
 # The commands `topics`, `topic create|delete`, `publish`, `subscribe`, `unsubscribe`.
 
 

@@ -96,7 +96,6 @@ def flatten_options(*left_out: str) -> Callable[[Command], Command]:
     return spread_out
 
 
-# -- settings_options --
 # Options for the settings file and for metrics, shared by several commands.
 
 
@@ -114,7 +113,6 @@ MetricsPortOption = Annotated[
 ]
 
 
-# -- asking --
 # The connection of a command to a node: connect, do one task, disconnect.
 
 
@@ -248,7 +246,6 @@ def duration_option(says: str, parser: Callable[[str], float] = duration_s) -> A
     return typer.Option(parser=parser, metavar="DURATION", show_default=False, help=says)
 
 
-# -- scaling_options --
 # Options that set how a queue scales, shared by several commands.
 
 
@@ -293,7 +290,6 @@ def assignments(settings: list[str]) -> dict[str, str]:
     return found
 
 
-# -- prefetch_options --
 # Options that set the prefetch goal of a queue's consumers.
 
 
@@ -435,7 +431,6 @@ class GoalOptions:
 NO_GOAL = GoalOptions()
 
 
-# -- listening --
 # A check that an address is free, before a command starts any process.
 
 

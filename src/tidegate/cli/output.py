@@ -173,7 +173,6 @@ def _plain(cell: Cell) -> str:
     return escape_control_characters(str(cell))
 
 
-# -- payload --
 # Message payloads in output: UTF-8 text as text, other bytes as hex or base64.
 
 
@@ -238,7 +237,6 @@ def write(payload: bytes, *, newline: bool) -> None:
     sys.stdout.buffer.flush()
 
 
-# -- logs --
 # Log output that programs can parse: logfmt or JSON, one line per event.
 #
 # Code logs an event with its fields through the standard library:
@@ -332,7 +330,6 @@ def _quoted(value: str | int | float | bool | None) -> str:
     return msgspec.json.encode(text).decode()
 
 
-# -- interruption --
 # Handling of SIGINT and SIGTERM: both have the same effect, and do not interrupt cleanup.
 
 
@@ -365,12 +362,11 @@ def undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-# -- stdin --
 # Lines of stdin for asyncio, from a file, a pipe or a terminal.
 #
 # A thread reads stdin, because asyncio cannot read regular files. It is a daemon thread and reads
-# the
-# file descriptor directly. The process can therefore exit while the thread still waits for input.
+# the file descriptor directly. The process can therefore exit while the thread still waits for
+# input.
 
 
 _CHUNK_BYTES = 256 * 1024
@@ -409,12 +405,11 @@ async def _read_chunk(descriptor: int) -> bytes:
     return await arrived
 
 
-# -- measuring --
 # Helpers for commands that measure.
 #
 # Progress goes to stderr and the report to stdout. Packages that only measurements need are
-# imported
-# when a command needs them. If a package of the `lab` extra is missing, the command names it.
+# imported when a command needs them. If a package of the `lab` extra is missing, the command names
+# it.
 
 
 QuickOption = Annotated[

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from tidegate.telemetry.stats import QueueStats
 
 
-# -- policy_settings --
 # Policies as text: `lease=30s`, `bytes_max=64MiB`, `ttl=none`.
 
 
@@ -242,7 +241,6 @@ def purge(queue: QueueArgument, url: UrlOption = DEFAULT, json: JsonOption = Fal
         output.line(f"{dropped} messages of {queue} were dropped")
 
 
-# -- policies --
 # The commands `policy`, `pause`, `resume`, `dead` and `redrive`.
 
 

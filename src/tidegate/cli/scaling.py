@@ -163,7 +163,6 @@ def _declared(queue: str, config: Path | None) -> Scaling:
     return found
 
 
-# -- scaling_end --
 # The command `scale --off`: a logical queue becomes a plain one when its replicas are empty.
 
 
@@ -217,7 +216,6 @@ async def _take_back(mq: Client, queue: str, before: Scaling, going: Scaling) ->
         )
 
 
-# -- scaling_view --
 # The scaling and the replicas of a queue as tables or JSON.
 
 
@@ -287,7 +285,6 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-# -- rescaling --
 # Concurrent-safe changes of how a queue scales.
 
 
@@ -426,7 +423,6 @@ def _offered(agreement: Agreement, text: str, scaling: Scaling) -> tuple[Agreeme
     return offer, text
 
 
-# -- steering --
 # The commands `move` and `prefetch`: changes by an administrator at run time.
 
 
@@ -525,12 +521,11 @@ def prefetch(
         )
 
 
-# -- worker_doubts --
 # A check whether a queue's workers can import their application, as far as this host can tell.
 #
 # Workers run on other machines, in an unknown working folder. A missing module here may exist
-# there,
-# so the check returns a warning and no error. It imports nothing, because an import runs user code.
+# there, so the check returns a warning and no error. It imports nothing, because an import runs
+# user code.
 
 
 def worker_doubts(target: str, queue: str) -> str | None:
@@ -566,7 +561,6 @@ def _is_found(module: str) -> bool:
     return spec is not None
 
 
-# -- queue_setting --
 # The command `queue set`: change the policy and the scaling of a queue while the cluster runs.
 
 

@@ -326,7 +326,6 @@ def _stop_requested() -> Callable[[], bool]:
     return lambda: bool(asked)
 
 
-# -- machines --
 # The commands `tidegate machine` (one machine as a process tree) and `tidegate fleet`.
 
 
@@ -486,7 +485,6 @@ def fleet(url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
         output.table(_COLUMNS, rows)
 
 
-# -- console --
 # The command `tidegate console`: the web console and the management API.
 
 

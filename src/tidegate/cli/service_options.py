@@ -312,7 +312,6 @@ def environment_of(said: Sequence[str], here: os._Environ[str] | dict[str, str])
     return found
 
 
-# -- application_check --
 # A check that an application can be hosted, before anything starts.
 
 

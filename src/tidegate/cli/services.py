@@ -256,7 +256,6 @@ def _as_json(
     }
 
 
-# -- holding --
 # The command `hold`: overrides of the control law of an HTTP service.
 #
 # Like `deploy` it writes to the store, and access to the store is the only permission it needs. A
@@ -400,7 +399,6 @@ def _who() -> str:
         return f"user {os.getuid()}"
 
 
-# -- rollout --
 # The progress of a deployment: which instances start, serve or fail.
 #
 # The command polls the store a few times a second and prints each change once, regardless of which

@@ -70,7 +70,6 @@ from tidegate.core.topology import (
     with_scaling_keys,
 )
 
-# -- document --
 # The settings as sections and keys.
 
 
@@ -92,7 +91,6 @@ def as_document(settings: Settings) -> dict[str, dict[str, Any]]:
     return document
 
 
-# -- reader --
 # Reads the settings from a file and from the environment.
 #
 # The reader reports all problems at once. Each problem names the source, the key, the value and the
@@ -250,7 +248,6 @@ class _Reader:
                 )
 
 
-# -- settings --
 # All sections of the settings.
 
 
@@ -313,7 +310,6 @@ SECTIONS: dict[str, dict[str, Field]] = {
 }
 
 
-# -- configuration --
 # The command `tidegate config`.
 
 
@@ -361,7 +357,6 @@ def _toml(value: Any) -> str:
     return standard_json.dumps(value, ensure_ascii=False)
 
 
-# -- queue_sections --
 # The sections [queues.NAME]: the scaling settings and the prefetch goal of each queue.
 
 

@@ -138,7 +138,6 @@ def fields_of(section: type[msgspec.Struct]) -> dict[str, Field]:
     }
 
 
-# -- alerts --
 # The section [alerts], with a check of the webhook's address.
 
 
@@ -171,7 +170,6 @@ def alerts_problems(alerts: dict[str, Any]) -> list[str]:
     return []
 
 
-# -- console --
 # The section [console].
 
 
@@ -192,7 +190,6 @@ class ConsoleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     names: list[str] = []
 
 
-# -- fleet --
 # The section [fleet], with a check of the commands it needs.
 
 
@@ -274,7 +271,6 @@ def _missing(fleet: dict[str, Any], written: set[str]) -> Iterator[str]:
             )
 
 
-# -- log --
 # The section [log].
 
 
@@ -285,7 +281,6 @@ class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: Literal["text", "json"] = "text"
 
 
-# -- metrics --
 # The section [metrics].
 
 
@@ -306,7 +301,6 @@ class MetricsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queues_max: Annotated[int, Between(1, 100_000)] = 500
 
 
-# -- node --
 # The section [node].
 
 
@@ -358,7 +352,6 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
 
 
-# -- pipeline --
 # The section [pipeline].
 
 
@@ -375,7 +368,6 @@ class PipelineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [Path(place).expanduser() for place in self.agreements]
 
 
-# -- spark --
 # The section [spark], which may contain Spark's own properties.
 
 
@@ -414,7 +406,6 @@ def property_shown(key: str, text: str) -> str:
     return "***" if _SECRET_PROPERTY.search(key) else redact_secrets(text)
 
 
-# -- store --
 # The section [store], with a check of the keys that belong together.
 
 
@@ -445,7 +436,6 @@ def store_problems(store: dict[str, Any]) -> list[str]:
     return []
 
 
-# -- telemetry --
 # The section [telemetry].
 
 
@@ -472,7 +462,6 @@ class TelemetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     lifecycles_per_s: Annotated[int, Between(0, 10_000)] = 50
 
 
-# -- tls --
 # The section [tls], with a check of the keys that belong together.
 
 

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from tidegate.telemetry.stats import ClusterStats, ConsumerStats, QueueStats
 
 
-# -- looking --
 # The commands `status`, `ping` and `members`.
 
 
@@ -333,7 +332,6 @@ def _consumer_rows(cluster: ClusterStats) -> list[list[Cell]]:
     ]
 
 
-# -- top --
 # The command `tidegate top`: an overview of all services in a terminal, until Ctrl-C.
 #
 # A node provides live stats, and the store provides the status of agreements. If the connection is
@@ -452,7 +450,6 @@ def _print(output: Output, glance: OverviewRow, note: str) -> None:
         output.line(f"decided\t{escape_control_characters(format_decision_row(decision))}")
 
 
-# -- glance --
 # The data of `tidegate top`: the console's overview, sorted by urgency, with recent decisions.
 #
 # `tidegate.console` decides on the status lights and on what needs attention. This module needs
@@ -574,7 +571,6 @@ async def overview_poller_on(
         await person.watch.close()
 
 
-# -- glance_view --
 # The overview on a terminal: attention first, then a light for each service, then decisions.
 
 

@@ -94,7 +94,6 @@ def limits_of(settings: Settings) -> NodeLimits:
     )
 
 
-# -- store_wiring --
 # Selection of stores from options and settings, and connections to them.
 
 
@@ -180,7 +179,6 @@ def ask_store(urls: Sequence[str], work: Callable[[PostgresStore], Awaitable[Res
     return asyncio.run(asked())
 
 
-# -- fleet_wiring --
 # The fleet as the settings define it: the provider of machines, and its options.
 
 
@@ -269,15 +267,12 @@ def fleet_folder(settings: Settings) -> Path:
     return settings.store.data_folder.resolve() / "fleet"
 
 
-# -- steering_wiring --
 # The control loops of a node process, and the queues that the settings declare.
 #
 # The state of the running system takes precedence over the settings. Otherwise the restart of a
-# node
-# would undo an operator's change. A section [queues.NAME] creates its queue if it does not exist,
-# and
-# sets its scaling if it has none. If both differ, the log reports it with the command that applies
-# the settings.
+# node would undo an operator's change. A section [queues.NAME] creates its queue if it does not
+# exist, and sets its scaling if it has none. If both differ, the log reports it with the command
+# that applies the settings.
 
 
 log = logging.getLogger(__name__)
@@ -419,7 +414,6 @@ async def declare_goals(store: Store, goals: Mapping[str, PrefetchGoal]) -> None
             )
 
 
-# -- house --
 # The store and nodes of one computer, which `up` starts, watches and restarts.
 #
 # Each node is a separate process (`tidegate node`), and so is the console.

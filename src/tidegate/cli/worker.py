@@ -195,7 +195,6 @@ def load_app(target: str) -> App:
     )
 
 
-# -- worker_telemetry --
 # The recording of a worker's prefetch decisions.
 
 
@@ -233,14 +232,12 @@ def recorded(app: App, folder: Path | None) -> Iterator[None]:
         recorder.stop()
 
 
-# -- reloading --
 # The restart of a command whenever a source file changes, for development.
 #
 # This process watches the files, and a child process runs the command. A change sends SIGTERM to
-# the
-# child, which finishes its work with the old code; then a new child starts. A child that ends by
-# itself is restarted at the next change, which probably mends it. The watch compares modification
-# times twice a second, which takes a millisecond for a thousand files.
+# the child, which finishes its work with the old code; then a new child starts. A child that ends
+# by itself is restarted at the next change, which probably mends it. The watch compares
+# modification times twice a second, which takes a millisecond for a thousand files.
 
 
 log = logging.getLogger(__name__)
@@ -335,7 +332,6 @@ class _Child:
             return self._process.wait()
 
 
-# -- source_files --
 # The Python files below a folder, without those of installed packages.
 
 

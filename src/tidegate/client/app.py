@@ -52,7 +52,6 @@ from tidegate.core.errors import InvalidValue, QueueNotExisting
 from tidegate.core.model import QueuePolicy
 from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
 
-# -- middleware --
 # Middleware: code around every call of a worker's function.
 #
 #     @app.middleware
@@ -62,8 +61,7 @@ from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
 #
 # Code before `call_next` runs before the function, and code after it runs afterwards. `try` sees
 # exceptions, and `with` keeps a span or a database session open during the call. The first
-# middleware
-# declared is the outermost. The message is acknowledged after the outermost one returns.
+# middleware declared is the outermost. The message is acknowledged after the outermost one returns.
 
 
 CallNext = Callable[[], Awaitable[Any]]

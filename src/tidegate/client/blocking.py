@@ -250,6 +250,14 @@ class BlockingTransaction:
         return self._transaction.message_ids
 
 
+def _given(**options: tuple[Any, Any]) -> dict[str, Any]:
+    """Return the options that differ from their default, given as (value, default).
+
+    A client of another engine implements `EngineClient`, which has fewer options.
+    """
+    return {name: value for name, (value, default) in options.items() if value != default}
+
+
 class BlockingClient:
     """The API of `Client` with calls that wait. Open one with `with tidegate.connect(url) as mq`.
 
@@ -307,9 +315,10 @@ class BlockingClient:
         policy: QueuePolicy | None = None,
         ephemeral: bool = False,
     ) -> QueueInfo:
+        more = _given(ephemeral=(ephemeral, False))
         return self._thread.wait(
             self._client.create_queue(
-                name, durable=durable, exist_ok=exist_ok, policy=policy, ephemeral=ephemeral
+                name, durable=durable, exist_ok=exist_ok, policy=policy, **more
             )
         )
 
@@ -480,18 +489,14 @@ class BlockingClient:
         content_type: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> BlockingMessage:
+        more = _given(
+            receiver=(receiver, None),
+            priority=(priority, PRIORITY_DEFAULT),
+            content_type=(content_type, None),
+            headers=(headers, None),
+        )
         return self._message(
-            self._thread.wait(
-                self._client.request(
-                    queue,
-                    payload,
-                    receiver=receiver,
-                    priority=priority,
-                    timeout=timeout,
-                    content_type=content_type,
-                    headers=headers,
-                )
-            )
+            self._thread.wait(self._client.request(queue, payload, timeout=timeout, **more))
         )
 
     def reply(
@@ -502,10 +507,9 @@ class BlockingClient:
         content_type: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> int:
+        more = _given(content_type=(content_type, None), headers=(headers, None))
         return self._thread.call(
-            lambda: self._client.reply(
-                message._message, payload, content_type=content_type, headers=headers
-            )
+            lambda: self._client.reply(message._message, payload, **more)
         ).result()
 
     def subscribe(

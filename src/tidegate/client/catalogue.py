@@ -370,7 +370,6 @@ def _changed(policy: QueuePolicy, changes: dict[str, Any]) -> QueuePolicy:
         raise InvalidValue(f"a policy's {failure}") from None
 
 
-# -- logical_queues --
 # The calls about logical queues: replicas, scaling, decisions.
 
 
@@ -470,7 +469,6 @@ def _decisions(body: bytes | memoryview) -> list[Decision]:
     return [msgspec.json.decode(line, type=Decision) for line in bytes(body).splitlines()]
 
 
-# -- topic_calls --
 # The calls about topics: a message published once goes to every matching subscription.
 
 
@@ -565,7 +563,6 @@ class TopicCalls(PutCalls):
         )
 
 
-# -- guests --
 # Temporary queues: subscriptions to topics that live as long as a transport.
 #
 # The node deletes these queues with their messages when the transport ends. After a reconnect the

@@ -326,7 +326,6 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
             del self._legs[leg.consumer]
 
 
-# -- bound_replica --
 # The replica to which this process is bound.
 #
 # A machine starts workers beside the replica they serve, with this environment variable:

@@ -331,7 +331,6 @@ def default_client_name() -> str:
     return f"{program}@{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-# -- link --
 # One transport to a node: requests with their answers, and pushes.
 
 
@@ -532,7 +531,6 @@ class Transport(asyncio.Protocol):
             raise
 
 
-# -- login --
 # Logging in with SCRAM: two round trips that do not send the password.
 
 
@@ -548,7 +546,6 @@ async def log_in(link: Transport, credentials: Credentials) -> None:
     login.check(signature.message)
 
 
-# -- address --
 # Parsing of `tidegate://[user[:password]@]host:port[,host:port…]`.
 #
 # `tidegates://` is the same over TLS. User and password are percent-encoded.
@@ -625,14 +622,12 @@ def _nodes(url: str, rest: str) -> list[tuple[str, int]]:
     return nodes
 
 
-# -- credentials --
 # The login of a client: from the URL, from arguments, or from the environment.
 #
 #     TIDEGATE_USER, TIDEGATE_PASSWORD, TIDEGATE_PASSWORD_FILE
 #
 # A password in the call or the URL takes precedence over a file, and a file over the environment.
-# No
-# repr and no error shows a password.
+# No repr and no error shows a password.
 
 
 USER_VARIABLE = "TIDEGATE_USER"
@@ -692,7 +687,6 @@ def read_password_file(file: Path) -> str:
         raise InvalidValue(f"the password file {file} cannot be read: {reason}") from None
 
 
-# -- tls --
 # TLS contexts of clients: at least TLS 1.2, with the host's certificate verified.
 
 

@@ -187,7 +187,6 @@ def prefetch_and_goal(prefetch: Prefetch, concurrency: int) -> tuple[int, Prefet
     return min(max(start, prefetch.low), prefetch.high), prefetch
 
 
-# -- verdict --
 # Exceptions with which a worker's function decides what happens to its message.
 
 
@@ -226,7 +225,6 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {exception_text(error)}"
 
 
-# -- threads --
 # Threads for handlers that are not async, up to a maximum number.
 #
 # The standard library's pool joins its threads when the process ends, so one hanging handler would
@@ -284,7 +282,6 @@ class HandlerThreads(Executor):
             self._jobs.put(None)
 
 
-# -- handling --
 # Meters of a worker's handlers: messages processed, and busy time of its slots.
 
 

@@ -138,16 +138,12 @@ class QueueMembership:
         self._on_news()
 
 
-# -- at_home --
 # Messages of a logical queue that are addressed to this client.
 #
 # One replica holds all messages for a receiver. If a subscription is assigned to another replica,
-# it
-# has an additional consumer there. That consumer gets only addressed messages and does not count as
-# a
-# member. It follows when the assignment changes, and ends when the subscription itself moves to
-# that
-# replica.
+# it has an additional consumer there. That consumer gets only addressed messages and does not count
+# as a member. It follows when the assignment changes, and ends when the subscription itself moves
+# to that replica.
 
 # The divisor of the subscription's prefetch that gives the prefetch of the additional consumer.
 # Addressed messages are seldom many.

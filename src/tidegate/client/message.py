@@ -300,15 +300,12 @@ def split_payloads(
     return batches
 
 
-# -- payloads --
 # Conversion between payloads and values: bytes, text, or JSON of a type.
 #
 # Each type gets a decoder when its worker is declared, so a type that cannot be decoded fails
-# there.
-# msgspec handles JSON of dataclasses, Structs, TypedDicts, lists and so on. A type that contains a
-# pydantic model is handled by pydantic. This module never imports pydantic, since an application
-# with
-# such a type has imported it.
+# there. msgspec handles JSON of dataclasses, Structs, TypedDicts, lists and so on. A type that
+# contains a pydantic model is handled by pydantic. This module never imports pydantic, since an
+# application with such a type has imported it.
 
 
 JSON = "application/json"

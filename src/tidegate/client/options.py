@@ -161,7 +161,6 @@ def check_seconds(name: str, seconds: object, *, at_least: float) -> None:
         )
 
 
-# -- checks --
 # Checks of arguments at the call, so that a bad call fails there with a clear error.
 
 

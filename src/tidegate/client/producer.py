@@ -433,7 +433,6 @@ def _by_bytes(payloads: list[bytes]) -> list[list[bytes]]:
     return pieces
 
 
-# -- batch --
 # A batch of messages on its way to a node, with the futures of its puts.
 
 
@@ -524,7 +523,6 @@ def _unless_empty(column: list[Any]) -> list[Any] | None:
     return None if all(entry is None for entry in column) else column
 
 
-# -- unsent --
 # Messages that are in no batch, taken from one producer to another.
 
 
@@ -563,7 +561,6 @@ class PendingMessages(NamedTuple):
         )
 
 
-# -- topic_outbox --
 # Publications to one topic, gathered into batches as puts to a queue are.
 
 

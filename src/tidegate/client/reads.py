@@ -70,7 +70,6 @@ if TYPE_CHECKING:
     from tidegate.client.client import Client
 
 
-# -- calls --
 # Base of the client: access to the connection, and ids by name.
 
 
@@ -215,12 +214,10 @@ class Calls:
         self._queue_ids.pop(queue, None)
 
 
-# -- puts --
 # The put methods of the client.
 #
 # Each queue has one producer, which sends the messages in batches. A plain queue has a `Producer`,
-# a
-# logical queue has a `ReplicaRouter`. The first look-up of the queue decides which one is needed.
+# a logical queue has a `ReplicaRouter`. The first look-up of the queue decides which one is needed.
 
 
 class PutCalls(Calls):
@@ -767,7 +764,6 @@ def _give_back(link: Transport, queue_id: int, packet_id: int, answer: Packet | 
     link.submit(packet, None, lambda answer, body: None)
 
 
-# -- reading --
 # Settling of messages that were read under a lease; the node assigns them to consumer number 0.
 
 

@@ -475,7 +475,6 @@ class ReplicaRouter:
         await self.membership.leave()
 
 
-# -- replica_outbox --
 # Batches on their way to one replica of a logical queue, and their handling when it fails.
 #
 #     refused for certain      goes to other replicas at once, under new numbers
@@ -668,13 +667,11 @@ class AssignedReplicaProducer(ReplicaProducer):
         return False
 
 
-# -- producer --
 # The public producer of a queue, opened with `client.producer(...)`.
 #
 # It corresponds to the cluster connection factory of the replicated-queues paper. Under the scaling
 # policy "clients" it is assigned to one replica. Under other policies its messages go to all
-# replicas
-# by their shares.
+# replicas by their shares.
 
 
 class ProducerHandle:

@@ -495,7 +495,6 @@ class Subscription:
                     await leg.renew()
 
 
-# -- footing --
 # The consumers of a subscription: the current one, and the retiring ones.
 #
 # A subscription that moves to another replica retires its consumer. A retiring consumer receives no
@@ -583,7 +582,6 @@ class ConsumerSet:
         self._inbox.forget(leg)
 
 
-# -- inbox --
 # The receive buffer of a subscription: messages received and not yet taken.
 #
 # Messages of a lost consumer are dropped, since the node has returned them to their queue.

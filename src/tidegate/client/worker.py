@@ -282,7 +282,6 @@ async def _cancelled_at_the_end(work: Any) -> AsyncIterator[asyncio.Task[Any]]:
             task.exception()  # mark the exception as seen, so that asyncio does not log it
 
 
-# -- closing --
 # The shutdown of workers: they stop taking messages, and later stop waiting for handlers.
 
 
@@ -318,7 +317,6 @@ class GracefulShutdown:
         self.over.set()
 
 
-# -- last_exit --
 # The forced end of a process in which something hangs.
 #
 # A blocked event loop cannot enforce a deadline, and Python waits for threads of user code at exit.

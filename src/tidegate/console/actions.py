@@ -184,7 +184,6 @@ async def redrive(request: AnyRequest, name: FromPath[str], data: JSONBody[Redri
     return Moved(moved)
 
 
-# -- queue_routes --
 # Endpoints for queues: create, pause, purge, delete; each change is audited.
 
 
@@ -261,7 +260,6 @@ async def purge(request: AnyRequest, name: FromPath[str]) -> Purged:
     return Purged(count)
 
 
-# -- wheel_routes --
 # Endpoints for overrides of a queue's prefetch, replicas and shares.
 
 
@@ -454,7 +452,6 @@ def _check_replicas(topology: Topology, changes: dict[str, Any]) -> None:
         raise not_now(f"none of these replicas is there: say shares of {numbers}")
 
 
-# -- hosted_routes --
 # Overrides of HTTP applications: instances, bounds and concurrency.
 
 
@@ -495,7 +492,6 @@ async def hold_service(
         await person.client.steer_service(service, wanted, before=before)
 
 
-# -- deed_routes --
 # The audit log's endpoint.
 
 
@@ -519,12 +515,10 @@ async def deeds(
     ][:count]
 
 
-# -- doing --
 # The frame of every write endpoint: the queue's name, a timeout, and an audit entry.
 #
 # A node that hangs must not make the request hang. After the timeout the user gets an error, and
-# the
-# audit entry says that the result is unknown.
+# the audit entry says that the result is unknown.
 
 
 # Less than the page's own timeout (api.js).
@@ -592,7 +586,6 @@ def not_now(detail: str) -> RequestRefused:
     return RequestRefused(409, "NOT_AS_IT_IS", detail)
 
 
-# -- deeds --
 # The audit log: changes made through the console, with user and time.
 #
 # The log is a file with one JSON line per entry, which survives restarts. It also has entries that

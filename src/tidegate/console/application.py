@@ -155,7 +155,6 @@ async def _tidy(sessions: LoginSessions) -> None:
         await sessions.tidy()
 
 
-# -- server --
 # The console's HTTP server.
 
 
@@ -273,7 +272,6 @@ async def serving(
             await running
 
 
-# -- page_routes --
 # The page's files, served from the package.
 
 
@@ -333,7 +331,6 @@ def _file_response(request: AnyRequest, file: tuple[bytes, str]) -> Response[byt
     return Response(content, headers=headers, media_type=media_type)
 
 
-# -- description --
 # The API's OpenAPI description, generated from its routes and structs.
 #
 # A second application, which is never served, generates it. In the served one Litestar would add a
@@ -368,7 +365,6 @@ async def openapi() -> Response[bytes]:
     return Response(openapi_document(), media_type=MediaType.JSON)
 
 
-# -- reference --
 # The table of API calls in docs/console-api.md, generated from the routes.
 
 

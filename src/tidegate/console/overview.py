@@ -96,7 +96,6 @@ def _event(name: str, data: bytes) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
-# -- explanations --
 # The decisions about a service: from a node for queues, from the store for HTTP services.
 
 
@@ -130,7 +129,6 @@ def no_service(key: Key) -> RequestRefused:
     )
 
 
-# -- decision_views --
 # Decisions for people: measurements, rule, actions, and the effect that followed.
 
 

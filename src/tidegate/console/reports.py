@@ -89,7 +89,6 @@ async def result(request: AnyRequest, path: FromPath[str]) -> Response[bytes]:
     return Response(content, media_type=media_type)
 
 
-# -- models_learned --
 # Learned models for display: the newest of each kind, with points and curves.
 
 
@@ -187,7 +186,6 @@ def _only_finite(points: Iterable[tuple[float, float]]) -> Points:
     return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
 
 
-# -- results --
 # Pages that `tidegate lab`, `learn` and `report` have written, from configured folders only.
 #
 # A path is resolved and must still be below its folder, so neither `..` nor a symbolic link leads

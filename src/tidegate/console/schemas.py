@@ -370,7 +370,6 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
 
 
-# -- wishes --
 # Request bodies of the API, each with its bounds.
 
 
@@ -514,7 +513,6 @@ class Health(msgspec.Struct, frozen=True):
     version: str
 
 
-# -- marks --
 # Marks of settings: a client sends back the mark that it saw, to detect other changes.
 
 

@@ -126,7 +126,6 @@ def on_bug(_: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     return _problem_response(500, Problem(error=_BUG[0], detail=_BUG[1]))
 
 
-# -- doorkeeper --
 # Security checks before every request, and security headers on every response.
 #
 #     Host       must name this console; else it is DNS rebinding: a foreign name that resolves here

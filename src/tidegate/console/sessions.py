@@ -296,13 +296,11 @@ def _counted(user: str, address: str) -> tuple[tuple[str, int], ...]:
     )
 
 
-# -- access --
 # Authentication of a request: by session cookie, by HTTP Basic, or none if no login is needed.
 #
 # A request that changes something also needs the session's token in a header, which a foreign page
 # cannot know. Programs need no token if they send a password, or if no login is needed and they
-# send
-# no Origin.
+# send no Origin.
 
 
 TOKEN_HEADER = "x-tidegate-token"
@@ -387,7 +385,6 @@ def _basic(header: str | None) -> tuple[str, str] | None:
     return user, password
 
 
-# -- session_routes --
 # Endpoints for login and logout.
 
 

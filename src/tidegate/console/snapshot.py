@@ -284,12 +284,11 @@ async def with_timeout(asked: Awaitable[Answer]) -> Answer:
         return await asked
 
 
-# -- missed_nodes --
 # Nodes that have answered recently and are silent now, without those that left gracefully.
 #
 # A node that leaves removes itself from the list of members. A node that dies stays in the list
-# until
-# its lease expires. So the list tells the two apart, if it is read soon after a node fell silent.
+# until its lease expires. So the list tells the two apart, if it is read soon after a node fell
+# silent.
 
 
 # If a node is not in the list so soon after its last answer, it has left gracefully. Leases last 3
@@ -327,7 +326,6 @@ class MissingNodes:
         return sorted(name for name, at in self._answered_at.items() if at < now)
 
 
-# -- services_seen --
 # The history of each service: a row for the overview and a point for its charts per snapshot.
 #
 # Counts between two snapshots are differences of totals, so each service remembers the previous
@@ -591,7 +589,6 @@ def _instance_point(
     )
 
 
-# -- waits --
 # Percentiles of the durations between two snapshots, from totals that only grow.
 #
 # Nodes and doors count durations in buckets since they began. The difference of two snapshots is
@@ -643,7 +640,6 @@ def percentiles(parts: Iterable[dict[float, int]]) -> WaitPercentiles:
     return WaitPercentiles(*found)
 
 
-# -- agreement_states --
 # Agreements as status lights, from what the leader has stored about them.
 
 

@@ -248,7 +248,6 @@ def _allowed(person: UserConnection, key: Key, *, is_elastic: bool) -> list[str]
     return found
 
 
-# -- fleet_views --
 # The fleet as a map: machines, their slots, and nodes.
 
 
@@ -306,7 +305,6 @@ def fleet_view(sight: Snapshot, decisions: list[DecisionView]) -> FleetView:
     )
 
 
-# -- hosted_views --
 # The overrides of an HTTP application, beside the deployed and agreed values.
 
 
@@ -331,7 +329,6 @@ def hosted_view(service: Service) -> HostedView:
     )
 
 
-# -- message_views --
 # Messages for display: as text, else in hexadecimal, and only the beginning of a large one.
 
 

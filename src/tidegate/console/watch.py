@@ -257,7 +257,6 @@ class UserView:
             looked.exception()
 
 
-# -- attention --
 # The attention item of the overview: the most urgent problem, in a sentence, with advice.
 #
 # node gone > breached > no consumers > dead letters grow > paused > no machine > warned
@@ -419,7 +418,6 @@ def _of_agreement(row: ServiceRow, state: AgreementState | None) -> Attention:
     )
 
 
-# -- timeline --
 # The last 15 minutes of one service, in bounded memory, for charts.
 #
 # The newest three minutes have every point; older ones have each fifth point. Points are packed: a
@@ -478,7 +476,6 @@ def _unpacked(packed: bytes) -> Point:
     )
 
 
-# -- person --
 # A user's connection to the broker.
 #
 # All pages and programs of one user share it. If a user is removed or gets other rights, the broker

@@ -232,15 +232,13 @@ def _nothing(rule: str) -> str:
     return words if words.startswith("nothing") else f"nothing: {words}"
 
 
-# -- agreed_queues --
 # Agreements of the settings, judged for every queue that they govern.
 #
 #     agreements of [pipeline] × queues that they govern → `AgreementMonitor` of each, once a second
 #
 # A queue is judged although it may not scale; people then decide what to do about a breach. A queue
 # that scales by its own agreement of the same name is judged by its own loop
-# (control/queues/loop.py)
-# and left out here. Learned warnings move here as they do there.
+# (control/queues/loop.py) and left out here. Learned warnings move here as they do there.
 
 
 PERIOD_S = 1.0
@@ -328,7 +326,6 @@ def _has_own(topology: Topology, agreement: Agreement) -> bool:
         return False
 
 
-# -- queue_responses --
 # Response times of messages, put together from waits and service times.
 #
 #     P(response = w + s) = P(wait = w) · P(service = s)        assuming that they are independent
@@ -372,7 +369,6 @@ def sum_responses(waits: Durations, services: Durations) -> Durations:
     return [(upper_bound_s(bucket), count) for bucket, count in sorted(counts.items())]
 
 
-# -- queue_inside --
 # Prefetch advice: at a warning, adapt the consumers' prefetch before adding replicas.
 #
 #     no goal, consumers are full, messages wait      set a goal: keep up with the handlers

@@ -189,7 +189,6 @@ class Alerts:
             raise Unavailable(f"the webhook answered {status}")
 
 
-# -- agreement_news --
 # Reports what happens to an agreement: log, lake, journal and alerts, each event once.
 #
 #     a promise is breached, and no longer              when it begins, and when it ends
@@ -398,7 +397,6 @@ def _budget(standing: AgreementStatus) -> str:
     return words
 
 
-# -- shortage --
 # Detects a lasting shortage: reported when it has lasted, and when it is over for good.
 #
 #     no slot is free, or the maximum is reached, for BEGINS_S     → reported, with the reason

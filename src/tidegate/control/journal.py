@@ -129,13 +129,11 @@ def action_label(action: AnyAction) -> str:
     return " ".join([type(action).__name__, *(str(value) for value in values if value is not None)])
 
 
-# -- prefetch_journal --
 # The journal of prefetch control.
 #
 # Every control step is a row in the lake and a line of `tidegate explain QUEUE --prefetch`; a
 # thousand consumers make a thousand steps a second. The catalogue gets only changes: another mode,
-# a
-# reached limit, other gains, a new ceiling. The same change of the same queue is recorded once a
+# a reached limit, other gains, a new ceiling. The same change of the same queue is recorded once a
 # minute at most. While the store is unavailable changes are dropped.
 
 

@@ -97,15 +97,13 @@ class AcceptedModels:
         return f"Nothing was learned yet: {', '.join(missing)} by default." if missing else ""
 
 
-# -- learned_prefetch --
 # Learned prefetch models: how a consumer's rate depends on its prefetch.
 #
 # The model of the goal counts most. Next comes the accepted model of the consumer's group, which is
 # its queue and its client's name up to the first "#" or "@". If only other groups of the queue are
 # known, a gain schedule chooses among their models while it runs. It chooses by the measured effect
 # of a unit of prefetch. Before a measurement, and far from all models, it uses the most cautious
-# one.
-# Without any model, the regulator guesses one from the first samples.
+# one. Without any model, the regulator guesses one from the first samples.
 
 
 # Seconds between two reads; models change once in minutes at most.
@@ -181,13 +179,11 @@ def _model(subject: str, learned: StoredModel) -> PrefetchModel | None:
     return found
 
 
-# -- learned_agreement --
 # An agreement with its learned warnings (`tidegate learn`, job `warnings`).
 #
 # The model says how fast each promise got worse and how long remedies took. The position of the
 # warning is computed from it for the agreement as it is now (agreement.learned_warnings), because
-# the
-# agreement may have changed since. Without a model the default margin stays.
+# the agreement may have changed since. Without a model the default margin stays.
 
 
 _SLOPE = "slope_"

@@ -263,13 +263,11 @@ def _unknown(known: PlanningInputs) -> list[str]:
     ]
 
 
-# -- agreement_figures --
 # The figures that a plan is made from, each with its origin.
 #
 # A value that the user gives with the request counts most. Capacities and boot times are facts:
-# there
-# a learned value wins over the agreement's. The growth to keep up with is a promise: there the
-# agreement wins over the learned value. Loops with an agreement use the same order
+# there a learned value wins over the agreement's. The growth to keep up with is a promise: there
+# the agreement wins over the learned value. Loops with an agreement use the same order
 # (docs/decisions/0008-whose-word-counts.md).
 
 
@@ -411,7 +409,6 @@ def _first(*said: tuple[float | None, str], unknown: str) -> PlanningInput:
     return PlanningInput(None, unknown)
 
 
-# -- reduced_agreement --
 # The reduced agreement: offered if resources do not suffice, then measured and judged.
 #
 #     throughput    no more than the replicas can do; its two points stay in the same ratio
@@ -474,7 +471,6 @@ def _reduced_text(
     return f"offered are {', '.join(said)}"
 
 
-# -- hosting_offer --
 # The offer for a service before it is deployed: as agreed, reduced, or a refusal.
 #
 #     insufficient = "refuse"     `LimitReached` names the missing resources; nothing is deployed
@@ -523,7 +519,6 @@ def _refusal(agreement: Agreement, found: CapacityPlan) -> str:
     return f"{agreement.name} cannot be kept: {'; '.join(found.missing)}. What helps: {remedy}"
 
 
-# -- promised_responses --
 # Promised response times as mean response times, which the laws use.
 #
 #     target = warning / tail        limit = 0.95 · breach / tail        of the strictest promise
@@ -568,7 +563,6 @@ def _promised(agreement: Agreement) -> list[tuple[Metric, float]]:
     ]
 
 
-# -- room --
 # The slots available to a service or queue, and a text that says where they come from.
 
 

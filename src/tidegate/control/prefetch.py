@@ -262,7 +262,6 @@ class PrefetchLoop:
             self._journal.note(decision, news)
 
 
-# -- steered_consumer --
 # One consumer under prefetch control: sense, step, set, record.
 #
 #     credit.sense → regulator.step → level → (each tick) prefetch

@@ -347,7 +347,6 @@ def _inputs(
     }
 
 
-# -- slot_claims --
 # Which slots are used or reserved, and how many that leaves for one service.
 #
 #     entitled    a service: as many instances as its agreement needs, and its spares;
@@ -464,7 +463,6 @@ def _entitled(service: Service, knowledge: ModelRegistry | None) -> int:
     return min(max(needed, least), most) + spec.spares
 
 
-# -- instance_wants --
 # Which instances need a slot, in which order, and the slot request of a service.
 
 

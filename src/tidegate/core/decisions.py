@@ -293,7 +293,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         return any(not isinstance(action, SetShares) for action in self.actions)
 
 
-# -- steering_words --
 # Decisions as text: measurements and actions, for `tidegate explain` and the console.
 
 
@@ -382,7 +381,6 @@ def format_count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-# -- rule_words --
 # The rules of laws as text for people.
 #
 #     needed ≈ replicas            there are as many replicas as are needed

@@ -179,7 +179,6 @@ class Attributes(msgspec.Struct, array_like=True, frozen=True):
     deaths: list[Death] | None = None
 
 
-# -- topic --
 # Topics: a message published once goes to every subscription whose filter matches.
 #
 # A filter names headers, all of which must match. A list of values matches any of them:
@@ -273,7 +272,6 @@ def check_filter(header_filter: object) -> None:
         raise InvalidValue("filters cannot hold NUL characters")
 
 
-# -- users --
 # Users, their roles, and the store of users.
 
 
@@ -332,7 +330,6 @@ class UserStore(Protocol):
     async def cluster_secret(self, candidate: bytes) -> bytes: ...
 
 
-# -- id_ranges --
 # Message ids as ranges [first, last].
 
 
@@ -358,7 +355,6 @@ def contains_id(ranges: list[IdRange], message_id: int) -> bool:
     return at >= 0 and message_id <= ranges[at][1]
 
 
-# -- permissions --
 # What a user may do with a queue: nothing, unless a grant allows it.
 #
 #     read        take, browse and settle messages
@@ -367,8 +363,8 @@ def contains_id(ranges: list[IdRange], message_id: int) -> bool:
 #     admin       all of these, move queues, and set the prefetch of other clients' consumers
 #
 # Each role is granted on a pattern of queue names. Any role lets the user see that the queue
-# exists.
-# A dead-letter queue is a queue of its own: `orders` does not match `orders.dead`, `orders*` does.
+# exists. A dead-letter queue is a queue of its own: `orders` does not match `orders.dead`,
+# `orders*` does.
 
 
 ALL_QUEUES = "*"

@@ -267,7 +267,6 @@ class ConsumerSample(msgspec.Struct, frozen=True, kw_only=True):
     starved: bool = False
 
 
-# -- prefetch_words --
 # Prefetch goals as text, in settings and on a command line.
 #
 #     prefetch = "400/s"                     this rate for each consumer
@@ -451,12 +450,10 @@ def format_goal_keys(goal: PrefetchGoal) -> dict[str, Any]:
     return shown_as
 
 
-# -- tunable --
 # The interface of a consumer in an experiment: its prefetch is set, and the effect is measured.
 #
 # There are implementations for existing consumers of a node, for an application's own worker, and
-# for
-# a probe consumer on a queue of its own.
+# for a probe consumer on a queue of its own.
 
 
 # The largest message of a probe. Some thousands of them wait in a broker's memory.

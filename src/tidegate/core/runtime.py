@@ -128,7 +128,6 @@ def _at(wanted: str) -> Callable[[str], None]:
 crash_point = _at(os.environ[CRASH_VARIABLE]) if os.environ.get(CRASH_VARIABLE) else _never
 
 
-# -- ending --
 # Cancelling tasks reliably.
 #
 # A cancellation can get lost. psycopg, cancelled during a query, waits for the server's answer. If
@@ -151,12 +150,10 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> None:
                 task.exception()
 
 
-# -- user_module --
 # Imports a user's module from the working directory.
 #
 # If the import fails, the traceback begins at the user's own file, without our frames. The error
-# then
-# says in one sentence what was tried.
+# then says in one sentence what was tried.
 
 
 _PACKAGE = Path(__file__).parent.parent
@@ -208,7 +205,6 @@ def _last_line(failure: BaseException) -> str:
     return lines[-1].strip()[:_REASON_MAX]
 
 
-# -- limits --
 # Limits of a node on memory, connections, message size and time.
 
 

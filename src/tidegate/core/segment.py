@@ -250,7 +250,6 @@ def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-# -- budget --
 # The memory for messages in a node: its limit and its use.
 
 

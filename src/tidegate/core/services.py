@@ -21,7 +21,6 @@ import msgspec
 
 from tidegate.core.topology import REPLICAS_MAX
 
-# -- by_hand --
 # The override of an HTTP service: settings by a human, which take precedence over the scaling law.
 #
 #     instances        the number of serving instances                 None: the law decides
@@ -408,14 +407,12 @@ class HostingStore(Protocol):
     async def standings(self) -> dict[str, bytes]: ...
 
 
-# -- door_interval --
 # What a door measured between two samples.
 #
 # A door's totals count from its start, so a lost sample loses nothing. Evaluation and recording
-# need
-# the difference between two samples. The difference is counted from zero for a restarted door, a
-# new
-# instance, or a total that decreased. Requests before a door's first instance are not counted.
+# need the difference between two samples. The difference is counted from zero for a restarted door,
+# a new instance, or a total that decreased. Requests before a door's first instance are not
+# counted.
 
 
 def sample_delta(before: DoorSample | None, after: DoorSample) -> DoorSample:
@@ -462,19 +459,16 @@ def _added(before: Durations, after: Durations) -> Durations:
     return [(bound_s, count) for bound_s, count in added if count]
 
 
-# -- health --
 # How long an instance may take to answer a health check.
 #
 # Machines, doors and the probe use the same limit. A door with a shorter limit would never send
 # requests to an instance that its machine reports as ready. The default health path is a page of
-# the
-# application, which its own event loop answers.
+# the application, which its own event loop answers.
 
 
 HEALTH_ANSWER_S = 2.0
 
 
-# -- probe_mark --
 # The mark by which a door recognises the leader's probe and leaves it out of its counts.
 #
 # A window in which only the probe asks must count as having no data, and fast answers to the probe

@@ -105,7 +105,6 @@ def format_size(size_bytes: int) -> str:
     return f"{size_bytes}B"
 
 
-# -- complaint --
 # Parts of error messages about values that users wrote: the value, and suggestions.
 
 _SEARCHED_MAX = 10 * _SHOWN_MAX
@@ -149,7 +148,6 @@ def redacted_value(value: Any) -> str:
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
 
 
-# -- harmless --
 # Foreign texts made safe to show, so that names and errors cannot control a terminal or page.
 
 
@@ -165,7 +163,6 @@ def escape_control_characters(text: str) -> str:
     return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-# -- secrecy --
 # Removal of passwords from texts: one rule for log lines, errors and lock files.
 
 
@@ -179,19 +176,16 @@ def redact_secrets(text: str) -> str:
     return _NAMED_SECRET.sub(r"\g<name>=***", _URL_PASSWORD.sub(r"\g<start>:***@", text))
 
 
-# -- term --
 # The operand type of laws in plain arithmetic: a number, a numpy array, or a Spark Column.
 #
 # These types have + − × ÷, comparisons, and `&` between comparisons in common, and nothing else.
-# Laws
-# that use `Term` therefore contain no `max` and no `if`. The type is `Any`, since a result has the
-# type of the operands. No type can express that without importing numpy and Spark.
+# Laws that use `Term` therefore contain no `max` and no `if`. The type is `Any`, since a result has
+# the type of the operands. No type can express that without importing numpy and Spark.
 
 
 Term: TypeAlias = Any
 
 
-# -- figures --
 # Numbers as text: `12,345`, `1.2 ms`, `3.4 s`, `128 MiB`.
 
 

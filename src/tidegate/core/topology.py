@@ -216,7 +216,6 @@ class ReplicationStore(Protocol):
     async def finish_moves(self, queue_id: int, epoch: int) -> int: ...
 
 
-# -- scaling --
 # The settings of how a logical queue scales, named as in KEDA where they mean the same.
 #
 # In a settings file:
@@ -330,7 +329,6 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 DEFAULT_SCALING = Scaling()
 
 
-# -- scaling_words --
 # The scaling of a queue as text, in settings and on a command line, and its checks.
 #
 #     max_wait = "2s"        a duration: the field is max_wait_s

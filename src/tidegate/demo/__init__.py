@@ -211,7 +211,6 @@ def _kept_histories(histories: Path, folder: Path) -> None:
         ) from None
 
 
-# -- demo --
 # The command `tidegate demo`: a scenario of two minutes on real processes.
 #
 # story      the scenario: its steps, agreements and settings

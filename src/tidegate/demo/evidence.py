@@ -126,12 +126,10 @@ def agreed() -> Agreement:
     return parse_agreement(AGREEMENT, f"the demo's agreement for {ORDERS}")
 
 
-# -- moments --
 # The snapshots of the demo, and the changes between two of them.
 #
 # A snapshot contains the overview of `tidegate top`, the shares of replicas, and the prefetch of
-# each
-# archive worker. The conditions of the scenario use these.
+# each archive worker. The conditions of the scenario use these.
 
 
 _KEPT = 240
@@ -301,7 +299,6 @@ def _of_machines(before: DemoSnapshot, now: DemoSnapshot) -> Iterator[str]:
                 yield f"machine {machine.machine_id} is not needed, and halts"
 
 
-# -- outcome --
 # The result of a run of the scenario.
 
 
@@ -330,7 +327,6 @@ class DemoResult:
         return self.closed.since(self.opened)
 
 
-# -- lessons --
 # The learning step of the demo: Spark learns from the run, and writes a report page.
 
 
@@ -435,7 +431,6 @@ def compliance_since(run_folder: Path, since: datetime) -> dict[str, tuple[int, 
     }
 
 
-# -- summary --
 # The summary of the demo: each promise, and whether the recorded histories show it kept.
 
 
@@ -608,7 +603,6 @@ def _line(output: Output, mark: str, style: str, text: str) -> None:
     output.console.print(grid)
 
 
-# -- account --
 # The leader's totals for all agreements after the same window.
 #
 # The difference of two totals gives the windows between them. The lake is queried for the same
@@ -653,7 +647,6 @@ async def agreement_totals(store_urls: Sequence[str]) -> AgreementTotals | None:
     return None
 
 
-# -- stored_messages --
 # Reading the stored messages with SQL, without a node.
 
 

@@ -173,14 +173,12 @@ def merged(histories: Iterable[Iterable[HistoryEvent]]) -> Iterator[HistoryEvent
     return merge(*histories, key=attrgetter("t"))
 
 
-# -- checker --
 # The checker: compares the events that clients recorded with the promises about messages.
 #
 # Theory of operation
 #
 # The checker reads the events of all clients once, in the order of their times, with one small
-# record
-# per message; its time is O(n). It counts violations, each of which must be zero:
+# record per message; its time is O(n). It counts violations, each of which must be zero:
 #
 #     lost           confirmed, but neither acknowledged nor in the store at the end
 #     unexpected     delivered, but never put, or refused, or with another payload
@@ -191,16 +189,14 @@ def merged(histories: Iterable[Iterable[HistoryEvent]]) -> Iterator[HistoryEvent
 #
 # Order. Only *first* deliveries must be in order. A message returns when its consumer dies or its
 # node restarts; it may then follow younger messages, and it is flagged. If several consumers share
-# a
-# queue, a message that one consumer prefetched but never handled may reach another consumer late.
+# a queue, a message that one consumer prefetched but never handled may reach another consumer late.
 # There the checker compares only unflagged deliveries of the same consumer. Message ids show the
 # order in the queue itself; they must grow with the producer's numbers for any set of consumers.
 #
 # Logical queues. They keep order per replica only, and a message gets a new id when it is
-# transferred
-# to another replica. The checker therefore ignores order and ids there; all other rules hold. The
-# messages of a group are an exception: the numbers of their first deliveries must grow for each
-# producer, on all replicas and consumers together.
+# transferred to another replica. The checker therefore ignores order and ids there; all other rules
+# hold. The messages of a group are an exception: the numbers of their first deliveries must grow
+# for each producer, on all replicas and consumers together.
 #
 # Custody. A delivery is not the end of a message, because its consumer may be killed or may return
 # it. A message is settled by an acknowledgement that is confirmed, or whose result is unknown. The
@@ -209,8 +205,7 @@ def merged(histories: Iterable[Iterable[HistoryEvent]]) -> Iterator[HistoryEvent
 # consumer, because a consumer may learn of its lost lease after the next consumer has finished.
 #
 # Result. A confirmed message may be unsettled at the end although the store still holds it, or
-# while
-# the store cannot be read. Such a message makes the run inconclusive, which is never a pass.
+# while the store cannot be read. Such a message makes the run inconclusive, which is never a pass.
 
 
 EXAMPLES_MAX = 10
@@ -519,15 +514,14 @@ def check(
     return checker.verdict(stored=stored)
 
 
-# -- promised_waits --
 # The waiting times that clients recorded, judged against an agreement window by window.
 #
 #     history → a wait from the confirmation of a put to the first delivery → agreement.windows
 #
 # Nodes measure waits themselves, and the leader judges its agreements by those. This module applies
 # the same rules to the clients' records, so that an error in the nodes' meters is found. A
-# confirmed
-# message that was never delivered has no wait here; the checker counts it as lost or undrained.
+# confirmed message that was never delivered has no wait here; the checker counts it as lost or
+# undrained.
 
 
 def waits(events: Iterable[HistoryEvent], queue: str) -> list[tuple[float, float]]:
@@ -562,7 +556,6 @@ def judged_waits(
     return verdicts, max((wait_s for _, wait_s in seen), default=0.0)
 
 
-# -- payload --
 # Payloads that carry the name of their producer and the number of their put.
 
 

@@ -285,7 +285,6 @@ def _has_adapted(now: DemoSnapshot) -> bool:
     return near and slow.prefetch >= _ADAPTED * quick.prefetch
 
 
-# -- spectator --
 # The monitor of the demo: it polls snapshots, prints changes, and waits for conditions.
 #
 # A wait lasts at least one given time and at most another. If no node answers for too long, the
@@ -386,7 +385,6 @@ class DemoMonitor:
             self._seen.notify_all()
 
 
-# -- stage --
 # The processes of the demo, in one temporary folder that is deleted at the end.
 #
 #     <folder>/tidegate.toml                its own settings; those of the user have no effect
@@ -535,7 +533,6 @@ def temporary_demo_cluster() -> Iterator[DemoCluster]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-# -- load --
 # The load of the demo: rates of the producers, and target rates of the archive's workers.
 #
 # The archive always gets slightly more messages than its target rates, so that its rate depends on

@@ -18,7 +18,6 @@ from tidegate.gateway.servers import HealthCheck, Server, ServerAddress
 from tidegate.laws.http.balancing import ServerState
 from tidegate.telemetry.recorder import HttpRequestSamples
 
-# -- door --
 # The embedded gateway as a door: backends become its servers, its meters become samples.
 #
 # Theory of operation.

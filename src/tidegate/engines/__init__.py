@@ -1,5 +1,4 @@
 """A sensor and an actuator for each engine, built on the engine's public interface."""
 
 
-# -- native --
 # Tidegate's own nodes as an engine: stats in, requests out.

@@ -255,7 +255,6 @@ class AppInstance:
         }
 
 
-# -- app_process --
 # One uvicorn process of an ASGI application: start, probe, drain, end.
 #
 # The child announces its port through a pipe (`fleet/app_server.py`). Its health is checked over
@@ -374,13 +373,11 @@ class AppProcess(ChildProcess):
             await self.wait()
 
 
-# -- hosted_instances --
 # The instances of one machine: starts the wanted ones, ends the others, reports all.
 #
 # An instance is started, and restarted, with what was deployed under its own version. While a new
 # version comes or fails to start, instances of the old version continue unchanged, here or on
-# another
-# machine.
+# another machine.
 
 
 # Seconds between two reports of an unchanged instance.
@@ -521,7 +518,6 @@ class HostedInstances:
         return bool(ready)
 
 
-# -- free_memory --
 # Free memory of a machine, and of one instance, which may be allowed less.
 #
 #     free of an instance = the least of    the available memory of its computer

@@ -565,7 +565,6 @@ class Fleet:
         )
 
 
-# -- occupancy --
 # Which slots of machines are in use, by replicas and by instances.
 
 

@@ -254,7 +254,6 @@ def _too_large(folder: Path) -> TooLarge:
     )
 
 
-# -- package_cache --
 # The packages of a machine: fetched when missing, kept while an instance uses them.
 #
 #     <data>/packages/lock                    held while a machine starts, ends or cleans up
@@ -377,13 +376,11 @@ def _locked(path: Path) -> int | None:
     return None
 
 
-# -- code_folder --
 # Which files of a user's folder are code.
 #
 # Left out are hidden files, files made by Python, installed packages (an environment of any name)
-# and
-# Tidegate's own data folders. Otherwise database, password, logs and unpacked code would be shipped
-# with the application next to them, and each run would make another version.
+# and Tidegate's own data folders. Otherwise database, password, logs and unpacked code would be
+# shipped with the application next to them, and each run would make another version.
 
 
 _LEFT_OUT = frozenset({"__pycache__", "node_modules"})

@@ -194,7 +194,6 @@ class ChildProcess:
                 self._lines.append(text)
 
 
-# -- ready_pipe --
 # The pipe through which a child announces once that it serves, or why it does not.
 
 
@@ -219,7 +218,6 @@ class ReadyPipe:
         return True
 
 
-# -- parent --
 # Processes that end with their parent, however the parent ends.
 #
 # A child asks the kernel for a SIGTERM when its parent dies (`end_with_parent`); this works even if
@@ -311,13 +309,11 @@ def keeper() -> ProcessIdentity | None:
     return ProcessIdentity(int(pid), int(started)) if pid.isdigit() and started.isdigit() else None
 
 
-# -- process_tree --
 # All processes of one machine on this computer, found by a mark and ended together.
 #
 # Each process of a machine has the mark in its environment. Children inherit it, however often they
 # fork, change their session or lose their parent. Any process that knows the mark can therefore
-# find
-# the whole tree again, even after parts of it were killed.
+# find the whole tree again, even after parts of it were killed.
 #
 # No other process is ever signalled. The mark is read from the process itself through a handle
 # (pidfd), and a process that reuses a pid does not have the mark.
@@ -403,7 +399,6 @@ class ProcessTree:
             os.close(handle)
 
 
-# -- backoff --
 # Exponential backoff: each wait is twice as long as the one before, up to a maximum.
 
 
@@ -432,7 +427,6 @@ class Backoff:
         return now >= self.next_at
 
 
-# -- store_environment --
 # Store URLs in the environment of child processes, since URLs may contain passwords.
 
 

@@ -70,7 +70,6 @@ def processor_s(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
-# -- announced_process --
 # A supervised child process that announces through a pipe that it serves, or why it does not.
 #
 # Theory of operation
@@ -88,8 +87,8 @@ def processor_s(pid: int) -> float | None:
 # code, and use `ChildProcess`, which also keeps their last output.
 #
 # Every child gets its parent's pid and ends with it, however the parent ends (process.py). The
-# kernel
-# ties the child to the thread that started it, so `start` must be called from the main thread.
+# kernel ties the child to the thread that started it, so `start` must be called from the main
+# thread.
 
 
 log = logging.getLogger(__name__)
@@ -238,7 +237,6 @@ class SupervisedProcess:
             self._process.wait()
 
 
-# -- node_process --
 # A node in its own process: started, awaited, and restarted on the same port.
 
 
@@ -336,7 +334,6 @@ class NodeProcess:
         self._child.wait(_NODE_STOP_S)
 
 
-# -- door_process --
 # A door in its own process: started, awaited, and restarted on the same port.
 
 
@@ -431,7 +428,6 @@ class DoorProcess:
         self._child.wait(self._drain_s + _DOOR_STOP_S)
 
 
-# -- console_process --
 # The console in its own process: started, awaited, and restarted on the same port.
 
 
@@ -558,7 +554,6 @@ def _joined(nodes: Sequence[str]) -> str:
     return ",".join([first, *(one.partition("://")[2] for one in others)])
 
 
-# -- worker_process --
 # A worker process of a replica: the user's handlers on its queue.
 
 
@@ -585,7 +580,6 @@ class WorkerProcess(ChildProcess):
         return self.word is not None
 
 
-# -- replica_workers --
 # The worker processes of one replica: the wanted number, restarted when they die.
 #
 # If there are too many, the least busy ends first. A worker that dies is restarted with a backoff,

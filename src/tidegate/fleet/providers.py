@@ -227,7 +227,6 @@ def _machine(line: Any) -> Machine:
         ) from None
 
 
-# -- process --
 # Provider `process`: a machine is a tree of processes on this computer.
 #
 #     <folder>/7.json       the order, written before the machine runs: slots, host, time of boot
@@ -446,14 +445,11 @@ class ProcessProvider:
             yield
 
 
-# -- bounded_command --
 # One command of the user with limits for its time and its output.
 #
 # It runs without a shell in its own process group; at the deadline the whole group is killed. We
-# wait
-# for the command and not for the end of its output: background processes that it leaves may keep
-# the
-# pipe open.
+# wait for the command and not for the end of its output: background processes that it leaves may
+# keep the pipe open.
 
 
 OUTPUT_BYTES_MAX = 1 << 20
@@ -547,13 +543,11 @@ def _output_end(*readings: _Reading) -> str:
     return f"; it said: {escape_control_characters(redact_secrets(text))}"
 
 
-# -- command_template --
 # A command with placeholders, as the user writes it: `ssh {host} systemctl stop tidegate@{id}`.
 #
 # It is split into words as in a shell, and then the placeholders are replaced. A value therefore
 # never spreads over several words. There is no shell; users who need one write `sh -c '…'`.
-# Passwords
-# are never among the values, because every user of a computer can read command lines.
+# Passwords are never among the values, because every user of a computer can read command lines.
 
 
 PLACEHOLDERS = {

@@ -349,15 +349,12 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
 
 
-# -- wait_queue --
 # Requests that wait for a server, first come first served.
 #
 # Most requests take the first server with room. A request of a session waits for its own server,
 # because moving the session would lose it. There is one line for all servers, and one for each
-# server
-# that sessions wait for. A server with room takes the first request of both lines, so a session
-# that
-# waits for a full server does not delay other requests.
+# server that sessions wait for. A server with room takes the first request of both lines, so a
+# session that waits for a full server does not delay other requests.
 
 
 class WaitingRequest(Protocol):

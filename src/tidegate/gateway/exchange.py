@@ -597,7 +597,6 @@ class ProxiedRequest:
             self._refuse(refusal)
 
 
-# -- forwarding --
 # The heads that are sent to servers and clients, written from their parsed parts.
 #
 # `X-Forwarded-For`, `-Proto` and `-Host` tell the server who the client is. Values that a peer

@@ -370,7 +370,6 @@ class Gateway:
             self._servers.measure(now)
 
 
-# -- front --
 # The state that all connections of one gateway share: limits, servers, sessions, clients.
 
 
@@ -619,7 +618,6 @@ class GatewayState:
         self.servers.failed(server, why)
 
 
-# -- limits --
 # The limits of a gateway: everything that a client or server could make grow has one.
 
 

@@ -192,7 +192,6 @@ def _origin_form(head: RequestHead) -> None:
     head.target = rest if rest.startswith(b"/") else b"/" + rest
 
 
-# -- refusal --
 # A response that the gateway makes itself instead of a server's.
 
 
@@ -221,7 +220,6 @@ class Refusal(CallerError):
         return HTTPStatus(self.status).phrase
 
 
-# -- request_reader --
 # Parses a client's bytes into requests: call `receive(chunk)`, then take from `events`.
 #
 # The events of a request are its head, parts of its body, and END. A `Refusal` is always the last
@@ -393,12 +391,10 @@ def _refusal(failure: httptools.HttpParserError) -> Refusal:
     raise failure
 
 
-# -- response_reader --
 # Parses a server's bytes into responses: the counterpart of http1.py.
 #
 # The reader must know the method of each request, because a response to HEAD has no body, in spite
-# of
-# its fields. A response with neither length nor coding ends with the connection (`end_of_file`).
+# of its fields. A response with neither length nor coding ends with the connection (`end_of_file`).
 
 
 class BadResponse(Malformed):
@@ -584,7 +580,6 @@ def _answer(
     return head
 
 
-# -- sticky_session --
 # Sticky sessions: the signed cookie `StickyHost` keeps a session on its server.
 #
 #     StickyHost = host tag . seconds since 1970 in hex . signature

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tidegate.gateway.exchange import ProxiedRequest
 
 
-# -- server --
 # One server behind the gateway: address, health, connections and meters.
 
 
@@ -324,7 +323,6 @@ def checked_addresses(given: Iterable[ServerAddress]) -> list[ServerAddress]:
     return found
 
 
-# -- server_connection --
 # A connection to a server: one request at a time, and kept for the next one.
 
 
@@ -499,7 +497,6 @@ class ServerConnection(asyncio.Protocol):
             exchange.cut_off()
 
 
-# -- health --
 # Active health checks: one loop per server.
 
 
@@ -562,14 +559,11 @@ async def _check_once(check: HealthCheck, server: Server) -> str | None:
         writer.close()
 
 
-# -- own_shortage --
 # Connect errors caused by this computer, which say nothing about the server.
 #
 # Descriptors (of this process, of this computer), local ports and memory may run out on our side.
-# If
-# this were taken for a server that does not listen, the gateway would eject all servers at the
-# moment
-# of the highest load.
+# If this were taken for a server that does not listen, the gateway would eject all servers at the
+# moment of the highest load.
 
 
 _OWN = frozenset((errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM))

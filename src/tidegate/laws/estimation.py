@@ -193,16 +193,12 @@ def _rmse(fitted: LinearModel, sums: RegressionSums) -> float:
 #
 # A consumer's rate grows with its prefetch until another bottleneck limits it (beyond u = 22 in the
 # paper). A line fitted across that knee describes neither side. Every level, and some places
-# between
-# levels, are tried as the knee, by least squares weighted with the number of samples.
+# between levels, are tried as the knee, by least squares weighted with the number of samples.
 #
 # The best knee is used under two conditions. It must explain more than a straight line, beyond
-# noise
-# (an F test). The rate must grow less than half as fast behind it as before it. Noise is the
-# variance
-# within levels or the residuals of the hinge, the larger of the two. So neither single samples nor
-# a
-# bent curve pretend certainty.
+# noise (an F test). The rate must grow less than half as fast behind it as before it. Noise is the
+# variance within levels or the residuals of the hinge, the larger of the two. So neither single
+# samples nor a bent curve pretend certainty.
 
 
 # A line has two unknowns and a hinge has four, the knee included; fewer levels determine nothing.
@@ -391,8 +387,7 @@ def _fit_hinge(u: Array, weight: Array, rate: Array, within: float) -> _Hinge:
 #     mean ± t(0.975, n − 1) · s / √n
 #
 # It needs only count, mean and variance, which aggregates provide; the values are not needed. `s²`
-# is
-# the variance of the sample (divided by n − 1). A single value has a mean and no interval.
+# is the variance of the sample (divided by n − 1). A single value has a mean and no interval.
 
 
 @dataclass(frozen=True)

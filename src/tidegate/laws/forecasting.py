@@ -279,10 +279,8 @@ def _unknown(history: Matrix, steps: int, step_s: float) -> Forecast:
 #     f(t+h) = D(t) + slope(t)·(φ + … + φ^h)    without: the level, and a trend that dies away
 #
 # D is an average whose weights halve every `half_life` steps. P is, for each time, the median of
-# the
-# values at the same time of earlier seasons, smoothed over neighbours; of two values it is the
-# mean.
-# No value after t is used: P(t+h) comes from seasons that ended before.
+# the values at the same time of earlier seasons, smoothed over neighbours; of two values it is the
+# mean. No value after t is used: P(t+h) comes from seasons that ended before.
 #
 # Series are rows, steps are columns, and NaN means not recorded.
 
@@ -525,8 +523,7 @@ def _between(centres: list[float], values: list[NDArray[np.float64]], steps: int
 #
 # Single unusual windows hardly change the median and the median absolute deviation (MAD). 1.4826 ·
 # MAD estimates the standard deviation. The lower limits of the spread prevent that a constant
-# metric
-# becomes an anomaly by a tiny change.
+# metric becomes an anomaly by a tiny change.
 #
 # An anomaly begins when |score| ≥ `enter` for `persist` windows in a row, all on one side. It ends
 # when |score| < `leave` for as many windows. So a single outlier is no anomaly, and a metric that

@@ -191,17 +191,14 @@ def manual_shares(
 #
 # The m-th message of a replica may be dealt once the replica is owed more than m − 1 (`opens`). It
 # must be dealt by the time the replica is owed m (`closes`). Among the replicas that may be next,
-# the
-# one with the earliest deadline is. With shares that add up to 1 this keeps every replica within
-# one
-# message of its due (proportionate-fair scheduling on one processor). Greedy methods such as
-# weighted
-# round robin do not: with many small shares beside a large one they run several messages ahead.
+# the one with the earliest deadline is. With shares that add up to 1 this keeps every replica
+# within one message of its due (proportionate-fair scheduling on one processor). Greedy methods
+# such as weighted round robin do not: with many small shares beside a large one they run several
+# messages ahead.
 #
 # A batch is rounded on its own: each replica gets its due rounded down or up, and the replicas that
 # are owed the most are rounded up. When shares change, debts stay. So a producer that sends less
-# than
-# one message per change of shares still reaches every replica.
+# than one message per change of shares still reaches every replica.
 #
 # Every put of a logical queue takes this path. A message therefore costs only two heap operations,
 # and the module imports no other part of Tidegate than the number of the alias.
@@ -369,15 +366,11 @@ class Splitter:
 #     flooded  → lazy, then short ones until lengths are even: surplus l_i − l_avg, gap l_avg − l_j
 #
 # Flow control corrects lengths as well. It is slow but free, because it only redirects new
-# messages.
-# So a transfer between serving replicas must be worth its cost. It is if consumers of one replica
-# are
-# idle while another replica has more messages than it consumes in a period. It also is if a length
-# is
-# so far above the mean that flow control would need several periods. In a period with a transfer
-# flow
-# control leaves lengths alone (`correct_lengths=False`), so that the surplus is not corrected
-# twice.
+# messages. So a transfer between serving replicas must be worth its cost. It is if consumers of one
+# replica are idle while another replica has more messages than it consumes in a period. It also is
+# if a length is so far above the mean that flow control would need several periods. In a period
+# with a transfer flow control leaves lengths alone (`correct_lengths=False`), so that the surplus
+# is not corrected twice.
 
 
 @dataclass(frozen=True)

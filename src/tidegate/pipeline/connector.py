@@ -48,7 +48,6 @@ def register(spark: SparkSession) -> None:
     jvm.SparkSession.setActiveSession(spark._jsparkSession)
 
 
-# -- source --
 # The format "tidegate": choose a reader or writer, and check its options.
 
 

@@ -70,7 +70,6 @@ class QueueReader(DataSourceReader):
                 yield record_batch(page, self._schema)
 
 
-# -- stream_reader --
 # `spark.readStream`: a queue as a stream, each message in exactly one batch.
 #
 #     latestOffset(start)            acknowledge the batch of `start`; name the next messages
@@ -95,8 +94,7 @@ class QueueReader(DataSourceReader):
 # Foreign consumers. The stream needs the queue for itself. If another consumer held messages while
 # they were acknowledged and returned them later, they appear in the next batch as well. The reader
 # recognizes this by overlapping ids and acknowledges them again. If another consumer took messages
-# of
-# a planned batch, `read` raises `MessagesMissing`, unless `failOnDataLoss` is false.
+# of a planned batch, `read` raises `MessagesMissing`, unless `failOnDataLoss` is false.
 #
 # The driver keeps one connection while the query runs; each task opens its own.
 
@@ -211,12 +209,10 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._mq = None
 
 
-# -- offset --
 # The offset of a stream: the ids of the messages of its last batch, per replica of the queue.
 #
 # An offset cannot be a highest id. Ids are assigned when messages are put. A message with a delay,
-# a
-# retried message, or one that was stored in a transaction becomes available after messages with
+# a retried message, or one that was stored in a transaction becomes available after messages with
 # higher ids. An offset therefore names exactly the messages of its batch. It implies that the
 # messages of all earlier offsets are finished as well.
 
@@ -258,7 +254,6 @@ class Offset:
         return offset
 
 
-# -- pages --
 # Browsing a queue by message ids, page by page.
 
 
@@ -326,7 +321,6 @@ def planned(
         )
 
 
-# -- ranges --
 # Message ids as ranges, ascending and disjoint: they name the messages of a batch in an offset.
 
 
@@ -372,7 +366,6 @@ def subtract_ranges(ranges: list[IdRange], ids: list[int]) -> list[IdRange]:
     return left
 
 
-# -- pace --
 # A limit of messages per second on average, as a token bucket.
 
 
@@ -423,7 +416,6 @@ class WriteRateLimiter:
         self._at = now
 
 
-# -- columns --
 # The columns in which a reader returns a message.
 
 
@@ -498,7 +490,6 @@ def record_batch(messages: Sequence[BlockingMessage], schema: StructType) -> pa.
     return pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
 
-# -- options --
 # The options of reads and writes, checked on the driver before it connects to a node.
 #
 # Spark passes options as text and their names in lower case. A password appears in no repr, plan or

@@ -57,7 +57,6 @@ class QueueWriter(DataSourceArrowWriter):
         put_remaining(self._options, messages)
 
 
-# -- stream_writer --
 # `df.writeStream`: a stream into a queue; a batch that is written again is stored once.
 #
 # Spark does not tell the writer to which batch a task belongs. The task reads it from the local
@@ -94,7 +93,6 @@ def _write_name() -> str:
     return f"{query}-{batch}"
 
 
-# -- identity --
 # Dedup ids of rows: equal for the same row, however often and in whatever order it is written.
 #
 # With a key column, the dedup id is the key. Without one it consists of
@@ -150,7 +148,6 @@ def _checked_key(key: str) -> str:
     return key
 
 
-# -- outgoing --
 # Rows on their way into a queue: check their columns, and convert each row to a put.
 
 
@@ -258,7 +255,6 @@ def _key(column: str, value: Any) -> str:
     return str(value)
 
 
-# -- preparation --
 # Repartitioning for large writes without a key column.
 
 
@@ -273,7 +269,6 @@ def prepared(frame: DataFrame, partitions: int | None = None) -> DataFrame:
     return frame.repartition(partitions, "payload")
 
 
-# -- putting --
 # Writing: the puts of a task or of the driver, in chunks and within the rate limit.
 #
 # Theory of operation
@@ -289,10 +284,8 @@ def prepared(frame: DataFrame, partitions: int | None = None) -> DataFrame:
 #    missing ones under the remaining numbers (`put_remaining`).
 #
 # A task that Spark runs again produces the same dedup ids, and the node ignores messages that it
-# has
-# stored. This works while the queue remembers dedup ids. Before writing, `check_window` compares
-# the
-# queue's deduplication window with the time in which Spark may retry.
+# has stored. This works while the queue remembers dedup ids. Before writing, `check_window`
+# compares the queue's deduplication window with the time in which Spark may retry.
 
 
 CHUNK_COUNT = 5000
@@ -358,16 +351,13 @@ def check_window(mq: BlockingClient, options: ConnectorOptions, dedup_s: float) 
         )
 
 
-# -- tally --
 # Counting on the driver of equal rows in several partitions.
 #
 # Each task numbers its equal rows from 0. If a content occurs 3 times in one partition and 2 times
-# in
-# another, the node has therefore stored 3 messages. The driver puts the other 2 under the remaining
-# numbers. For that, a task with up to 8 MiB of rows returns their contents. A larger task returns
-# the
-# digests only. The driver then finds out that rows are missing, and raises an error with the
-# remedy.
+# in another, the node has therefore stored 3 messages. The driver puts the other 2 under the
+# remaining numbers. For that, a task with up to 8 MiB of rows returns their contents. A larger task
+# returns the digests only. The driver then finds out that rows are missing, and raises an error
+# with the remedy.
 
 
 # A task returns its contents up to this size.

@@ -151,7 +151,6 @@ def _opened(spark: SparkSession, place: LakeFolder, found: Survey) -> DataFrame:
     )
 
 
-# -- survey --
 # Which files of the lake a run reads, and which it leaves out, by reason.
 #
 # The footer of each file holds its kind, version, file id, and the ids of the files it replaces.
@@ -397,7 +396,6 @@ def _plain_type(arrow_type: pa.DataType) -> pa.DataType:
     return arrow_type
 
 
-# -- vetting --
 # Rules for rows that cannot be true, as Spark columns.
 #
 # A row is left out if a value is missing, infinite, not a number or negative, or if a sample covers
@@ -531,7 +529,6 @@ def _any_column(conditions: Iterable[Column]) -> Column:
     return reduce(operator.or_, conditions)
 
 
-# -- small_vetting --
 # The rules of `pipeline.vetting` in Arrow, for lakes of up to two million rows.
 #
 # Spark takes seconds to compile the rules; Arrow applies them to a million rows in one second. Both
@@ -644,7 +641,6 @@ def _us(moment: datetime) -> int:
     return round(moment.timestamp() * _S)
 
 
-# -- schema --
 # Schemas: the lake's row kinds as Spark reads them, and the tables that jobs declare.
 
 
@@ -693,7 +689,6 @@ def _loose(data_type: DataType) -> DataType:
     return data_type
 
 
-# -- local_table --
 # Small tables between Spark and the laws: out as Arrow, back with a checked schema.
 #
 # Spark aggregates millions of rows. The laws run on the driver, on the few thousand sums that

@@ -291,7 +291,6 @@ def _nothing_there(
     )
 
 
-# -- jobs --
 # The jobs of `tidegate learn`, in the order in which they run.
 
 

@@ -409,7 +409,6 @@ def _promise(metric: Metric, value: Column, within: Column, verdict: Column) -> 
     )
 
 
-# -- agreed_samples --
 # Samples of queues and doors, converted to the columns of `agreement.windows.AgreementSample`.
 #
 #     column               of a queue               of an HTTP service
@@ -427,8 +426,7 @@ def _promise(metric: Metric, value: Column, within: Column, verdict: Column) -> 
 #
 # One set of transforms (`pipeline.promises`) can therefore judge both. The rows of `http_samples`
 # belong either to a door or to an instance. Each has 0 in the columns of the other, so sums over
-# all
-# rows are correct.
+# all rows are correct.
 
 
 @dataclass(frozen=True)

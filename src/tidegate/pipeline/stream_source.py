@@ -292,18 +292,15 @@ def _spread(files: list[CandidateFile], parts: int) -> list[list[CandidateFile]]
     return [pile for pile in piles if pile]
 
 
-# -- admission --
 # Which files of the lake a stream takes next, and which it never takes.
 #
 # A file is known by the id in its footer. A copy of a file is therefore not read again, and neither
 # is a compacted file whose parts have all been read. Damaged files and files with another version
-# or
-# other columns are left out with a reason.
+# or other columns are left out with a reason.
 #
 # Files are taken in the order of the time of their rows. A later batch never holds rows that an
 # earlier batch has made late. A watch that starts on a week of compacted history counts the same as
-# a
-# watch that ran during that week. Spark's own file source cannot promise this: it orders files by
+# a watch that ran during that week. Spark's own file source cannot promise this: it orders files by
 # modification time and reads no footers.
 
 
@@ -478,7 +475,6 @@ def _scalar(at_s: float) -> Any:
     return pa.scalar(round(at_s * 1e6), pa.int64()).cast(pa.timestamp("us", "UTC"))
 
 
-# -- file_log --
 # The log of the files that a stream has taken from the lake; each entry is the input of one batch.
 #
 #     <folder>/000000007.json      the files of batch 7, and the files left out before it

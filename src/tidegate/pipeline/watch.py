@@ -407,7 +407,6 @@ _SESSION = {
 }
 
 
-# -- queries --
 # The queries that `watch` runs: from the rows of complete windows to tables.
 #
 #     compliance-10s              agreements whose windows are ten seconds long
@@ -513,14 +512,11 @@ def _anomalies(
     return {"anomalies": found}, msgspec.json.encode(after)
 
 
-# -- streams --
 # From the lake's rows to complete windows of rows.
 #
 # Spark gathers rows until the watermark passes the end of their window, then emits each window
-# once.
-# A window contains the rows themselves. The transforms of `learn`, which know nothing of streams,
-# can
-# therefore judge a window of the stream as they judge a window of history.
+# once. A window contains the rows themselves. The transforms of `learn`, which know nothing of
+# streams, can therefore judge a window of the stream as they judge a window of history.
 
 
 # The columns that identify a row; a row with equal values is a copy.
@@ -567,14 +563,12 @@ def rows_of(windows: DataFrame, kind: str) -> DataFrame:
     )
 
 
-# -- anomalies --
 # Anomalies of rates and phases, window by window.
 #
 # Rates come from samples of queues, phases from sampled requests. Spark sums them by window. The
-# few
-# values that remain per subject and window are judged in the order of time by `laws.anomaly`. Only
-# changes are reported, each with the expected value: an anomaly begins, it ends, or the new value
-# has become normal. A report per window would hide the important ones.
+# few values that remain per subject and window are judged in the order of time by `laws.anomaly`.
+# Only changes are reported, each with the expected value: an anomaly begins, it ends, or the new
+# value has become normal. A report per window would hide the important ones.
 
 
 WINDOW_S = 60.0
@@ -730,7 +724,6 @@ def _time(at_s: float) -> datetime:
     return datetime.fromtimestamp(at_s, UTC)
 
 
-# -- service_level --
 # Sliding service levels: the last minutes and hours of each agreement, and its period's budget.
 #
 # The input is a verdict per agreement and window. The output is a row for each: the counts of the
@@ -811,7 +804,6 @@ def _row(
     }
 
 
-# -- watching --
 # `tidegate watch`: the lake as a stream.
 #
 # admission → file_log → source      choose the next files, log them, read them

@@ -81,7 +81,6 @@ class FindClient(Request):
     name: str
 
 
-# -- queues --
 # Packets to create, find, list, change, purge and delete queues.
 
 
@@ -227,7 +226,6 @@ class PurgeQueue(Request):
     queue_id: int
 
 
-# -- topics --
 # Packets to create topics, subscribe queues to them, and publish.
 
 
@@ -349,7 +347,6 @@ class Publish(Request):
         return [(Right.WRITE, self.topic)]
 
 
-# -- login --
 # Packets to log in with SCRAM, and to get the user's rights.
 
 

@@ -60,7 +60,6 @@ class GetFleet(Request):
     right = None
 
 
-# -- membership --
 # Packets for members of a logical queue: join, leave, and move to another replica.
 
 
@@ -134,7 +133,6 @@ class MigrateClients(Request):
     count: int = 1
 
 
-# -- topologies --
 # Packets about the replicas of logical queues.
 
 
@@ -178,7 +176,6 @@ class GetTopologies(Request):
     version: int = -1
 
 
-# -- exchange --
 # Packets to move waiting messages between replicas of a logical queue.
 
 
@@ -239,7 +236,6 @@ class GiveAway(Request):
     homed: bool = False
 
 
-# -- steering --
 # Packets to change scaling settings and overrides, and to get decisions.
 
 
@@ -307,7 +303,6 @@ class ExplainService(Request):
         return [(Right.SEE, self.service)]
 
 
-# -- live_numbers --
 # Packets to ask for live stats.
 
 

@@ -49,7 +49,6 @@ from tidegate.protocol.catalogue import (
 )
 from tidegate.protocol.packet import Answer, Error, Packet, Push, Request
 
-# -- registry --
 # All packets by method id: requests for nodes, answers and pushes for clients.
 
 
@@ -315,7 +314,6 @@ def error_of(answer: Answer) -> TidegateError | None:
     return from_code(answer.code, answer.text) if isinstance(answer, Error) else None
 
 
-# -- frames --
 # Frames: the layout of packets in a stream of bytes.
 #
 #     length     u32   of the whole frame, including these four bytes (as in Telesto)

@@ -92,7 +92,6 @@ class GetFate(Request):
     batch: int
 
 
-# -- reads --
 # Packets to take a single message, and to withdraw such a read.
 
 
@@ -149,7 +148,6 @@ class Withdraw(Request):
     read_packet_id: int
 
 
-# -- settling --
 # Packets about messages that a consumer holds: acknowledge, return, extend the lease.
 
 
@@ -202,7 +200,6 @@ class Extend(Request):
     lease_ms: int | None = None
 
 
-# -- subscriptions --
 # Packets of subscriptions: registration, deliveries, and the end.
 
 
@@ -255,7 +252,6 @@ class ConsumerEnded(Push):
     text: str
 
 
-# -- prefetch --
 # Packets about the number of messages that a consumer may hold.
 
 
@@ -296,7 +292,6 @@ class PrefetchChanged(Push):
     lasting: bool = True
 
 
-# -- browsing --
 # Packets to read messages without holding them, and to acknowledge them by id.
 
 
@@ -360,7 +355,6 @@ class AcknowledgeIds(Request):
     ranges: list[tuple[int, int]]
 
 
-# -- transactions --
 # Packets to put and acknowledge across queues in one transaction.
 
 
@@ -406,7 +400,6 @@ class Transact(Request):
         return [*puts, *((Right.READ, ack.queue_id) for ack in self.acks)]
 
 
-# -- dead_letters --
 # Packets to send dead letters back.
 
 

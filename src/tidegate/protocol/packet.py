@@ -78,7 +78,6 @@ class Error(Answer):
     text: str
 
 
-# -- run --
 # The format in which messages travel to a client: runs of consecutive messages.
 
 
@@ -102,7 +101,6 @@ class Run(msgspec.Struct, array_like=True):
     deliveries: list[int] = msgspec.field(default_factory=lambda: [1])
 
 
-# -- packets --
 # All packets: their method ids, fields, answers, and the rights they need.
 #
 # Packets are grouped by subject, and a registry contains all of them by method id.
@@ -111,5 +109,4 @@ class Run(msgspec.Struct, array_like=True):
 # from client to node are odd, ids from node to client are even, and an answer has the id of its
 # request plus 1. Telesto's own table breaks this rule in five places, where the ids differ: Success
 # 0x03 → 0x04, Error 0x05 → 0x06, ReadMessage 0x32 → 0x33, its response 0x33 → 0x34, ReadResponse
-# 0x34
-# → 0x35. The reference in docs/wire-protocol.md is generated from the packets.
+# 0x34 → 0x35. The reference in docs/wire-protocol.md is generated from the packets.

@@ -142,5 +142,4 @@ class ClientLogin:
             ) from None
 
 
-# -- access --
 # Users, roles, permissions and SCRAM.

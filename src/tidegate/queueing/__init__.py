@@ -88,5 +88,4 @@ def state_diagram() -> str:
     return "\n".join([*lines, "    done --> [*]", "```"])
 
 
-# -- queueing --
 # One queue in memory: order, leases, groups, delays and expiry. Pure: no clock, no I/O.

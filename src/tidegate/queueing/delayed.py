@@ -116,7 +116,6 @@ class DelayedMessages:
         return [span for _, span in both], in_store
 
 
-# -- schedule --
 # Messages by the time at which they are due.
 
 

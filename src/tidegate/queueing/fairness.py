@@ -114,7 +114,6 @@ def next_aged_lane(
     return best
 
 
-# -- tenants --
 # Tenants: the ready messages of a lane, shared fairly among the tenants that put them.
 #
 # This is start-time fair queueing with equal weights, in which every message costs one. The next

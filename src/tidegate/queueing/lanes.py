@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tidegate.queueing.queue import ExpiryTracker
 
 
-# -- lane --
 # A lane: ready messages of one priority, in the order of their ids.
 #
 # The head of a lane is in memory. If memory is short, the rest is a tail that is in the store only.
@@ -389,20 +388,18 @@ class Lanes:
         return sum(lane.head_bytes + lane.held_bytes for lane in self)
 
 
-# -- groups --
 # Message groups: one message of a group is out at a time, in order of their ids.
 #
 # A message is out from when it enters its lane until it is done. While it is leased, returned or
-# put
-# off, no other message of its group comes out. Later ones are kept aside here. They block no other
-# message, and `Queue.take` needs to know nothing of groups: every message in a lane may be taken.
+# put off, no other message of its group comes out. Later ones are kept aside here. They block no
+# other message, and `Queue.take` needs to know nothing of groups: every message in a lane may be
+# taken.
 #
 # From a frozen group, which is about to move to another queue, no more messages come out.
 #
 # Part of the queue may be in the store only. A message whose group may have an older message there
-# is
-# kept aside too, until everything up to it is in memory. The horizon is the id below which that is
-# so.
+# is kept aside too, until everything up to it is in memory. The horizon is the id below which that
+# is so.
 
 
 def group_of(segment: Segment, offset: int) -> str | None:

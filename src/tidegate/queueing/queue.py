@@ -329,7 +329,6 @@ class Queue:
         return dropped, sum(map(len, dropped)) + in_store + self.tails.clear()
 
 
-# -- contents --
 # Access to the messages in memory by their ids, whether ready or waiting for their group.
 
 
@@ -455,7 +454,6 @@ class MessagesById:
             self._turnstile.remove(receiver, span)
 
 
-# -- residents --
 # What the segments of a queue in memory cost.
 
 
@@ -493,7 +491,6 @@ class InMemorySegments:
         self.has_homed = False
 
 
-# -- expiry --
 # Expiry of messages, by their own time to live or by the policy of their queue.
 
 
@@ -542,7 +539,6 @@ class ExpiryTracker:
         return ranges
 
 
-# -- match --
 # Selection of messages by sender or context.
 
 

@@ -78,7 +78,6 @@ class Span:
         return pieces
 
 
-# -- row --
 # A row: spans in order of their ids. Returned messages go back to their place.
 
 
@@ -182,7 +181,6 @@ def take_ranges(row: Row, ranges: list[IdRange]) -> list[Span]:
     return taken
 
 
-# -- rank --
 # A rank: the position of a message in an order, by priority (highest first) and then id.
 #
 # The priority is 0 in an order that ignores it.
@@ -195,7 +193,6 @@ BEFORE_ALL: Rank = (-(1 << 62), 0)
 AFTER_ALL: Rank = (1 << 62, 0)
 
 
-# -- receiver --
 # The receiver of a message, or any client.
 
 

@@ -163,14 +163,12 @@ def violations_section(
     )
 
 
-# -- glance --
 # The summary of the service level: the status of each agreement, and the rest of its error budget.
 #
 # An agreement is breached if its newest window with data is breached, as `tidegate watch` reports
-# it,
-# or if its error budget is overdrawn. It is warned if that window is warned, or if the burn rate is
-# above 1. Otherwise it is met. The newest window counts because a budget of several weeks hardly
-# changes when the first minutes are all breached.
+# it, or if its error budget is overdrawn. It is warned if that window is warned, or if the burn
+# rate is above 1. Otherwise it is met. The newest window counts because a budget of several weeks
+# hardly changes when the first minutes are all breached.
 
 
 CARDS_MAX = 60
@@ -373,7 +371,6 @@ def format_metric(value: float | None, unit: Unit, *, of_http: bool = False) -> 
             return with_unit(None if value is None else value / 2**20, "MiB")
 
 
-# -- verdicts --
 # Verdicts over time and the worst window, reduced from millions of windows to a card's size.
 
 

@@ -225,7 +225,6 @@ def _mark_capacity(axes: Axes, fitted: FittedCapacity, most_clients: int) -> Non
     )
 
 
-# -- forecasts --
 # Chart of the arrivals in the next hour: expected rates, their bounds, and the baseline.
 
 

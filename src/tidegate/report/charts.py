@@ -111,7 +111,6 @@ class Document:
     tables: Sequence[ReportTable] = field(default_factory=tuple)
 
 
-# -- palette --
 # Colours by meaning, for light and dark mode.
 #
 # Blue, amber, teal and brick differ in lightness too, so that colour-blind readers can distinguish
@@ -165,7 +164,6 @@ def variables() -> str:
     )
 
 
-# -- axes --
 # Axes of charts: ticks at round values, and labels at the ends of lines instead of legends.
 #
 # A label has the colour of its line. Labels that would overlap are moved apart.
@@ -358,13 +356,11 @@ def limit_line(
     )
 
 
-# -- drawing --
 # Charts as pictures: SVG for a page, or axes on a page of a PDF.
 #
 # matplotlib draws in the light colours. In the SVG each colour is replaced by the stylesheet's
 # variable of the same meaning. The chart thereby follows the reader's light or dark mode. Text
-# stays
-# text, in the font of the page. The output does not depend on the date or the machine.
+# stays text, in the font of the page. The output does not depend on the date or the machine.
 
 
 WIDTH_IN = 4.85
@@ -489,7 +485,6 @@ def _adapted(element: ElementTree.Element) -> ElementTree.Element:
     return adapted
 
 
-# -- series --
 # Reduction of long series to a number of points that can be drawn.
 
 
@@ -526,7 +521,6 @@ def window_s(begins: Sequence[datetime]) -> float:
     return min((one.total_seconds() for one in distances), default=60.0)
 
 
-# -- percentile_lines --
 # Chart of a duration's median, p95 and p99 over time, with promised limits.
 
 
@@ -584,7 +578,6 @@ def draw_percentiles(
     )
 
 
-# -- figures --
 # Formatting of numbers: three significant digits, thousands separated, always with a unit.
 #
 # The same number looks the same in a sentence, a table and a chart.

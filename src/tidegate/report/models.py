@@ -118,12 +118,10 @@ def _format_value(name: str, value: float) -> str:
     return duration(value) if name.endswith("_s") else number(value)
 
 
-# -- consumers --
 # Charts of identified consumer groups: how prefetch affects the arrival rate.
 #
 # The model is y(k+1) = a·y(k) + b·u(k) + offset. The line shows the rate at which it settles at
-# each
-# prefetch, within its linear range. `learn` has computed it.
+# each prefetch, within its linear range. `learn` has computed it.
 
 
 _LEVELS_MAX = 60
@@ -331,7 +329,6 @@ def model_chart(model: ConsumerModel, levels: Sequence[PrefetchLevel]) -> Chart:
     )
 
 
-# -- provisioning --
 # The section on the number of machines to keep warm, and the inputs of its formula.
 
 
@@ -382,7 +379,6 @@ def provisioning_section(learned: LearnedModels) -> ReportSection:
     )
 
 
-# -- oddities --
 # The section on anomalies that `tidegate watch` found.
 
 

@@ -58,7 +58,6 @@ from tidegate.report.services import governed_by, service_sections
 from tidegate.telemetry.learned import LearnedModels
 from tidegate.telemetry.models import LearningRun
 
-# -- markup --
 # HTML of tables and pages, and the base stylesheet.
 #
 # All text of a page passes through `text`, which escapes it.
@@ -339,7 +338,6 @@ def _with_commands(words: str) -> str:
     )
 
 
-# -- report --
 # Build a report from the newest run of `tidegate learn`, and write it to files.
 #
 # The sections follow the order of a reader's questions: service level, HTTP services, queues,
@@ -411,7 +409,6 @@ def write_report(document: Document, html: Path, pdf: Path | None = None) -> Non
         partial.replace(pdf)
 
 
-# -- origin --
 # The section on the origin of the numbers: rows read, rows left out, results of the jobs.
 
 

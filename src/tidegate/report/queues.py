@@ -150,7 +150,6 @@ def _left_out(
     ]
 
 
-# -- waits --
 # Chart of how long messages waited: median, p95 and p99 over time.
 
 
@@ -298,7 +297,6 @@ def _crowded(windows: Sequence[WaitWindow]) -> str:
     return ""
 
 
-# -- balance --
 # Chart of whether a queue fills or empties: rates in and out, and the state of each window.
 
 
@@ -452,7 +450,6 @@ def _draw_ribbon(axes: Axes, points: Sequence[BalanceWindow], step_s: float) -> 
         run_begins += length
 
 
-# -- phases --
 # The section on the phases of a request (table 5.3 of the Telesto paper), with 95 % intervals.
 
 

@@ -195,7 +195,6 @@ def _learned_points(learned: LearnedModels) -> dict[tuple[str, str], float]:
     }
 
 
-# -- http_windows --
 # The windows of HTTP services, from the tables of `learn`.
 
 
@@ -268,7 +267,6 @@ def worst_of(windows: Sequence[HttpWindow]) -> HttpWindow:
     )
 
 
-# -- http_charts --
 # Charts of an HTTP service: response times, requests, instances.
 
 

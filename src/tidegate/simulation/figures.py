@@ -152,12 +152,10 @@ def draw_scatter(
         pyplot.close(figure)
 
 
-# -- figures --
 # Figures of experiments, in one style.
 #
 # A colour belongs to a subject, not to a position in a list: messages are blue in every figure.
-# Lines
-# and levels are labelled in place where possible. Drawing needs no screen.
+# Lines and levels are labelled in place where possible. Drawing needs no screen.
 
 
 mpl.use("Agg")

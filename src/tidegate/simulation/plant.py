@@ -512,7 +512,6 @@ def _poisson(chance: random.Random, mean: float) -> int:
     return count
 
 
-# -- settings --
 # Settings of the simulated plant: the speed of replicas, boot times, and faults.
 
 

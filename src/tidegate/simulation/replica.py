@@ -202,7 +202,6 @@ class SimulatedReplica:
         )
 
 
-# -- machines --
 # Simulated machines: ordered, booting, then running with their slots, until halted.
 #
 # A machine costs from the order to the halt, booting included, as clouds bill it. A boot may fail

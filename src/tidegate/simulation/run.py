@@ -370,7 +370,6 @@ def _arguments(action: object) -> str:
     return ", ".join(f"{name}={getattr(action, name)}" for name in fields)
 
 
-# -- outcome --
 # The result of a simulation run: numbers for comparing policies, and series for drawing.
 
 

@@ -194,7 +194,6 @@ def _check_between(value: float, low: float, high: float, name: str, where: str)
         raise InvalidValue(f"{where}: {name} is {value:g}: too large; at most {high:g}")
 
 
-# -- generators --
 # Generated traces: typical shapes of load, each from a few parameters and a seed.
 #
 # Each shape is a function of time, sampled once per second. Random numbers come from one generator
@@ -353,7 +352,6 @@ def random_trace(kind: str, seed: int, duration_s: float) -> Trace:
     return KINDS[kind](random.Random(f"{kind} {seed}"), duration_s)
 
 
-# -- scenarios --
 # Simulation scenarios: named loads, faults and settings, and traces from users' files.
 #
 # A scenario is data. `load_scenario` creates one from a name or a CSV file.
@@ -652,7 +650,6 @@ _PLANT_KEYS = {
 }
 
 
-# -- judged --
 # The agreement of a simulated queue: judges every tick as the real loop does, under any policy.
 #
 # Policies that ignore the agreement and policies that follow it can thus be compared by the same

@@ -304,7 +304,6 @@ def _free_port() -> int:
         return port
 
 
-# -- embedded_role --
 # The database of the embedded PostgreSQL, its role and the role's password.
 
 

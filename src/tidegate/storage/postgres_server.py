@@ -129,7 +129,6 @@ def end_process(pid: int, wait: Callable[[float | None], bool]) -> None:
             return
 
 
-# -- postgres_leftovers --
 # Finds the PostgreSQL processes that work in a data folder, and stops leftover ones.
 
 
@@ -193,12 +192,11 @@ def _gone(pid: int, database: Path, timeout_s: float | None) -> bool:
     return True
 
 
-# -- postgres_account --
 # The system account of PostgreSQL: the current one, or its own if Tidegate runs as root.
 #
 # PostgreSQL refuses to run as root. It then gets a system account that is used for nothing else.
-# That
-# account owns only PostgreSQL's folders, and may enter but not list or read the folders above them.
+# That account owns only PostgreSQL's folders, and may enter but not list or read the folders above
+# them.
 
 
 ACCOUNT_NAME = "pgserver"
@@ -290,7 +288,6 @@ def _own_account() -> pwd.struct_passwd:
         ) from error
 
 
-# -- embedded_failure --
 # The error of the embedded PostgreSQL.
 
 
@@ -300,17 +297,14 @@ class EmbeddedPostgresFailed(TidegateError):
     name: ClassVar[str] = "EMBEDDED_POSTGRES_FAILED"
 
 
-# -- data_folder --
 # The lock on a data folder: one process at a time, visible to all others.
 #
 # The process keeps a flock on the file `holder` in the folder and writes there what it is. The
-# kernel
-# releases the lock when the process ends, even by a kill, so there are no stale locks. The contents
-# of the file are valid only while it is locked.
+# kernel releases the lock when the process ends, even by a kill, so there are no stale locks. The
+# contents of the file are valid only while it is locked.
 #
 # The file also marks a folder as a data folder of Tidegate, under any name. Programs that store
-# data
-# there without locking it create the mark too.
+# data there without locking it create the mark too.
 
 
 _MARK = "holder"
@@ -425,7 +419,6 @@ def opener_0600(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-# -- socket_folder --
 # The folder of PostgreSQL's Unix socket: a user who may enter it may use the database.
 
 
@@ -464,7 +457,6 @@ def make_socket_folder(folder: Path, account: PostgresAccount) -> None:
         leftover.unlink()
 
 
-# -- embedded_server --
 # Version, settings, names and access rules of the embedded PostgreSQL.
 
 

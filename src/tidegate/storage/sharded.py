@@ -49,7 +49,6 @@ from tidegate.storage.postgres.messages import Committed
 from tidegate.storage.postgres.store import PostgresStore
 from tidegate.storage.sharded_moves import finish_moves, move_segments
 
-# -- several_replicas --
 # Logical queues with replicas in several stores.
 #
 # The catalogue has the list of replicas. The owner and the messages of a replica are in its own
@@ -177,12 +176,10 @@ def _at(place: ReplicaInfo, addresses: dict[int, str]) -> ReplicaInfo:
     return msgspec.structs.replace(place, address=addresses.get(place.queue_id))
 
 
-# -- other_store --
 # A shard: a store beside the catalogue that has replicas, with their owners and epochs.
 #
 # A node is a member of a shard under its member id of the catalogue, and has a separate lease
-# there.
-# If the shard does not answer, only its own queues are affected.
+# there. If the shard does not answer, only its own queues are affected.
 
 
 log = logging.getLogger(__name__)
@@ -275,7 +272,6 @@ class Shard(PostgresStore):
             await super().leave(member[0])
 
 
-# -- other_stores --
 # The shards of a store: identification, calls to all of them, and membership.
 #
 # The catalogue knows the identity of each shard by its number; no other store is accepted. A shard

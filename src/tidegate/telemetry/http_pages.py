@@ -181,14 +181,11 @@ async def _linger(reader: asyncio.StreamReader) -> None:
                 heard += len(chunk)
 
 
-# -- door_pages --
 # The operational pages of a door process: /metrics, /healthz and /readyz, on a separate port.
 #
 # The pages show the newest sample that the door process passes in every second. A request for a
-# page
-# therefore costs the door nothing. A door is ready while at least one instance is not ejected and
-# the
-# door reports no trouble.
+# page therefore costs the door nothing. A door is ready while at least one instance is not ejected
+# and the door reports no trouble.
 
 
 class DoorPages(PageServer):

@@ -332,7 +332,6 @@ def safe_name(writer: str) -> str:
     return name
 
 
-# -- retention --
 # Retention: which hours of a lake are too old, decided by a clock that may be wrong.
 #
 # A clock that jumps ahead by a year would make all history look expired. The clock is therefore

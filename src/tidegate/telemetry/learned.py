@@ -160,15 +160,14 @@ def grouped(rows: Sequence[Row], column: str) -> dict[str, list[Row]]:
     return groups
 
 
-# -- batches --
 # The results of each batch, stored exactly once.
 #
 #     <folder>/<query>/batch=000000012/compliance.parquet, anomalies.parquet, carried.json
 #
 # A batch is written to a hidden folder and renamed into place, so that it is complete or absent.
-# The
-# result of a batch follows from its rows and the state that the previous batch stored. A batch that
-# Spark runs again after a kill would therefore give the same result; if it is stored, it is kept.
+# The result of a batch follows from its rows and the state that the previous batch stored. A batch
+# that Spark runs again after a kill would therefore give the same result; if it is stored, it is
+# kept.
 #
 # Old batches are merged into one folder whose name gives the range of merged batches. A reader that
 # sees a merged batch and its parts uses the merged batch only, so that no row counts twice.

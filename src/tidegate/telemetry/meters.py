@@ -146,7 +146,6 @@ class PhaseMeters:
         self.total = Histogram()
 
 
-# -- server_meters --
 # Live meters of one HTTP server behind the gateway: counts, rates and response times.
 
 
@@ -188,7 +187,6 @@ class ServerMeters:
             rate.tick(now)
 
 
-# -- histogram --
 # A histogram of durations with bounded relative error and bounded size.
 #
 # The buckets grow by the eighth root of two. A percentile is therefore off by at most about 4.5 %,
@@ -291,15 +289,12 @@ def merge_histograms(histograms: Iterable[Histogram]) -> Histogram:
     return total
 
 
-# -- sampler --
 # Sampling of one in N events, for records that would cost too much for every event.
 #
 # N is a power of two that follows the load, so that about a constant number per second is taken.
-# Each
-# taken event stands for N events, so that sums of weights stay correct while N changes. N doubles
-# as
-# soon as an interval's share was taken, so that a burst does not exceed the share until the next
-# tick.
+# Each taken event stands for N events, so that sums of weights stay correct while N changes. N
+# doubles as soon as an interval's share was taken, so that a burst does not exceed the share until
+# the next tick.
 
 
 _EVERY_MAX = 1 << 40

@@ -438,16 +438,12 @@ def label_text(labels: dict[str, str]) -> str:
     return sample.removeprefix("x{").rpartition("}")[0]
 
 
-# -- door_exposition --
 # The metrics of an HTTP service's door as Prometheus text.
 #
 # Three tables define the metrics of the door, of each instance behind it, and of each agreement
-# with
-# a known status. All values come from the door's newest sample, so a scrape costs no time on the
-# path
-# of requests. Only ejections are counted here, because a sample says that an instance is ejected
-# but
-# not how often.
+# with a known status. All values come from the door's newest sample, so a scrape costs no time on
+# the path of requests. Only ejections are counted here, because a sample says that an instance is
+# ejected but not how often.
 #
 #     metrics.take(sample, statuses)     every second
 #     metrics.text()                     b"# HELP tidegate_http_requests_total …"

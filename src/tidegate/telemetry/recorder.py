@@ -347,7 +347,6 @@ def table_of(columns: Any, rows: Sequence[Row]) -> Any:
     return pa.Table.from_arrays(arrays, schema=columns)
 
 
-# -- http_requests --
 # Sampled HTTP requests, one in N: where each spent its time.
 #
 #     arrived → wait for an instance → chosen → connect → sent → server → answered
@@ -415,7 +414,6 @@ def _phases_us(cuts: Cuts) -> Row:
     )
 
 
-# -- http_sampler --
 # The samples that a door process records: each second a row for itself and for each instance.
 #
 #     sampler = HttpSampler(recorder)                        when the door starts
@@ -423,9 +421,8 @@ def _phases_us(cuts: Cuts) -> Row:
 #     sampler.requests                                       where the door adds single requests
 #
 # Differences of consecutive totals give the counts of an interval (core.door_interval). The length
-# of
-# the interval comes from the monotonic clock, because the wall clock may jump. The recorder never
-# waits. If it drops rows, the door's next row reports how many.
+# of the interval comes from the monotonic clock, because the wall clock may jump. The recorder
+# never waits. If it drops rows, the door's next row reports how many.
 
 
 KIND = "http_samples"
@@ -516,12 +513,10 @@ def lake_buckets(durations: Durations) -> list[tuple[int, int]]:
     return sorted(counts.items())
 
 
-# -- housekeeping --
 # Maintenance of a lake: it starts rounds of compaction, each as a separate process.
 #
 # The recorder's thread asks every few seconds whether a round is due. It never waits for a round.
-# The
-# next round completes a round that was killed (compaction.py).
+# The next round completes a round that was killed (compaction.py).
 
 
 EVERY_S = 600.0

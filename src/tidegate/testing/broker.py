@@ -319,7 +319,6 @@ class Broker:
             await self.settle()
 
 
-# -- blocking --
 # The broker for tests without async: calls run the event loop in the test's own thread.
 #
 # There is no other thread and no real waiting. During a call everything happens that it needs, and
@@ -425,7 +424,6 @@ class BlockingBroker:
         self._turned.wait(self._broker.run(app))
 
 
-# -- deliveries --
 # Recording of deliveries from the bytes on the connection, so it shows what consumers received.
 
 
@@ -513,13 +511,11 @@ class Observer:
                 )
 
 
-# -- replicas --
 # Replicas as the leader makes them, for tests that set their number themselves.
 #
 # The actions are the real ones, on the real store with the leader's epoch; only the decision is the
 # test's. A replica that is to be removed is emptied first, as in production: it gets no new
-# messages
-# and no new clients, and its waiting messages move to another replica.
+# messages and no new clients, and its waiting messages move to another replica.
 
 
 REPLICAS_MAX = 64

@@ -93,7 +93,6 @@ class TuningGoal:
         )
 
 
-# -- origin --
 # The origin of a model, for people who find its file later.
 
 
@@ -107,7 +106,6 @@ class ExperimentOrigin(NamedTuple):
     made_at: float
 
 
-# -- steps --
 # The prefetches of a sweep: each √2 times the previous one, so that a wide range costs little.
 
 
@@ -125,5 +123,4 @@ def sweep_samples(low: int, high: int) -> int:
     return 2 * len(sweep_prefetches(low, high))
 
 
-# -- tuning --
 # Tuning experiments: step the prefetch of one consumer, fit a model, and design gains.

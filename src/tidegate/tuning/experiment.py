@@ -258,7 +258,6 @@ def settled_per_s(found: IdentifiedModel | TunedModel, prefetch: float) -> float
     return (found.b * prefetch + found.offset_per_s) / (1.0 - found.a)
 
 
-# -- sweep --
 # The sweep: measures the open loop at few prefetches, to find where the rate stops growing.
 #
 # Each prefetch is √2 times the previous one. Each is held until two samples in a row agree, so
@@ -371,14 +370,12 @@ def _check_target(wish: TuningGoal, found: LinearRange, record: ExperimentRecord
         )
 
 
-# -- excitation --
 # Excitation: prefetches that separate a from b. Levels are random, and held for some samples.
 #
 # A constant prefetch gives no information about b. A prefetch that changes more slowly than the
 # rate follows moves together with it on one line. Every level occurs equally often, in a new random
 # order each round, so no part of the experiment misses a level by chance. Each level is held for
-# one,
-# two or three samples.
+# one, two or three samples.
 
 
 HOLD_SAMPLES = (1, 2, 3)
@@ -417,7 +414,6 @@ def _moves(levels: list[int], samples: int, random: Random) -> list[int]:
     return moves[:samples]
 
 
-# -- record --
 # The record of an experiment: every sample, and the open-loop curve that they form.
 
 
@@ -516,7 +512,6 @@ class ExperimentRecord(msgspec.Struct):
         return next(enough, points[-1].prefetch)
 
 
-# -- sampling --
 # Sampling: measures a consumer sample by sample into a record.
 #
 # A sample during which the queue was empty shows the rate of the producers and not the effect of
@@ -616,7 +611,6 @@ class ExperimentSampler:
         )
 
 
-# -- refusal --
 # The error of an experiment that ends without a design.
 
 

@@ -90,7 +90,6 @@ class TunedModel(PrefetchModel, frozen=True, kw_only=True, omit_defaults=True):
         return PrefetchModel(**{name: getattr(self, name) for name in fields})
 
 
-# -- closed_loop --
 # Analysis of a closed loop before it runs: poles, damping, and a simulated step.
 #
 #     F(z) = C(z)·P(z) / (1 + C(z)·P(z))        ζ = −Re(ln z) / |ln z| of a pole z
@@ -98,10 +97,9 @@ class TunedModel(PrefetchModel, frozen=True, kw_only=True, omit_defaults=True):
 # The loop is built with python-control from the same polynomials as the gains. Settling time and
 # overshoot come from the simulated step and not from the formulas, because the zero of the closed
 # loop affects them. Three kinds of loops are refused with their poles in the error: unstable ones
-# (a
-# pole outside the unit circle), badly damped ones, and ones that late measurements make unstable. A
-# pole on the negative real axis alternates from sample to sample; the formula of ζ holds for it
-# too.
+# (a pole outside the unit circle), badly damped ones, and ones that late measurements make
+# unstable. A pole on the negative real axis alternates from sample to sample; the formula of ζ
+# holds for it too.
 
 
 # A smaller damping rings for more than three periods: an overshoot of one half.
@@ -273,7 +271,6 @@ def _simulate(system: control.TransferFunction, samples: int) -> Array:
     return np.asarray(response.outputs, dtype=np.float64).reshape(-1)
 
 
-# -- own_worker --
 # The user's own worker as the consumer of an experiment, with its handler and real messages.
 #
 # The app runs as under `tidegate worker`, with this queue only, and the experiment sets its

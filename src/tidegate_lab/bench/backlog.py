@@ -287,17 +287,14 @@ def render_backlog(report: BacklogReport, console: Console) -> None:
         )
 
 
-# -- backlog_process --
 # One process of the backlog benchmark.
 #
 #     python -m tidegate_lab.bench.backlog <BacklogShare as JSON>
 #
 # A loader fills the queue with `put_many`. A producer and a consumer put and take single messages,
-# as
-# in the comparison with other brokers. Messages carry sequence numbers. The consumer expects them
-# without a gap from the number at which the previous consumer stopped. So every message checks that
-# a
-# long queue stays first in, first out.
+# as in the comparison with other brokers. Messages carry sequence numbers. The consumer expects
+# them without a gap from the number at which the previous consumer stopped. So every message checks
+# that a long queue stays first in, first out.
 
 
 MESSAGES_PER_PUT = 2500

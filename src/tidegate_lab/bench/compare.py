@@ -252,7 +252,6 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if report.failed else 0
 
 
-# -- processors --
 # Processor time that other processes used during a measurement.
 
 
@@ -292,7 +291,6 @@ def _ours_s() -> float:
     return used_s
 
 
-# -- memory --
 # The peak memory of this process and its children together.
 
 

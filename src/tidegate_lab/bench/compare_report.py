@@ -17,7 +17,6 @@ from rich.table import Table
 from tidegate_lab.loadgen.worker import Latency
 from tidegate_lab.peers.contenders import CONTENDERS, TIDEGATE, TIDEGATE_BATCH, TIDEGATE_LONE
 
-# -- bars --
 # Bars: requirements on measurements, and whether they are met.
 
 
@@ -217,7 +216,6 @@ def _latency_bars(latency: Mapping[str, Latency]) -> list[Bar]:
     return bars
 
 
-# -- compare_table --
 # Tables of a comparison: measurements first, then the bars.
 
 

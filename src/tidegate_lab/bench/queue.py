@@ -147,7 +147,6 @@ def render_alias(report: AliasReport, console: Console) -> None:
         )
 
 
-# -- clients --
 # `tidegate bench clients`: the throughput by number of clients (Telesto's figure 5.8).
 #
 # Telesto's mix runs with 9, 90 and 270 connected clients, each time on a fresh server. A round runs
@@ -243,7 +242,6 @@ def render_clients(report: ClientsReport, console: Console) -> None:
         )
 
 
-# -- recording --
 # `tidegate bench recording`: the cost of a node's telemetry recorder.
 #
 # Two nodes share a store; one records telemetry and the other does not. The same load as in
@@ -256,9 +254,8 @@ def render_clients(report: ClientsReport, console: Console) -> None:
 # pairs, both nodes are therefore restarted with exchanged roles.
 #
 # The cost is the mean of 1 − with/without over the pairs, with Student's 95 % interval. The upper
-# end
-# of the interval must be below the bar. The report also has the node's processor time per message,
-# which has less noise.
+# end of the interval must be below the bar. The report also has the node's processor time per
+# message, which has less noise.
 
 
 COST_MAX = 0.02

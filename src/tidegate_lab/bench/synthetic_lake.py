@@ -374,7 +374,6 @@ def _write(table: pa.Table, kind: RowKind, path: Path) -> None:
     pq.write_table(table.replace_schema_metadata(metadata), path, compression=COMPRESSION)
 
 
-# -- synthetic_process --
 # A child process that writes a synthetic lake, so that its memory does not count as Spark's.
 #
 #     python -m tidegate_lab.bench.synthetic_lake <folder> <subjects>

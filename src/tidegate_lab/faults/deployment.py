@@ -233,7 +233,6 @@ def joined_node(
         stop(process)
 
 
-# -- injector --
 # Kill processes of a deployment by their process ids.
 
 

@@ -351,13 +351,11 @@ def _checked(delay_s: float) -> float:
     return delay_s
 
 
-# -- proxy_process --
 # The fault-injecting TCP proxy as a child process, controlled over its standard input.
 #
 # A proxy in the event loop of the client or the server would add the time for which that loop is
 # busy to the delay. `proxy_at` therefore starts the proxy in a process of its own. The parent
-# writes
-# one `ProxyCommand` a line and reads one answer for each.
+# writes one `ProxyCommand` a line and reads one answer for each.
 
 
 ANSWER_TIMEOUT_S = 20.0

@@ -145,7 +145,6 @@ def answer(what: object) -> None:
     sys.stdout.buffer.flush()
 
 
-# -- payload --
 # Payloads of benchmark messages, with a checksum that the consumer verifies.
 #
 #     8 bytes   sequence number
@@ -155,8 +154,7 @@ def answer(what: object) -> None:
 #
 # With the checksum at the end, the CRC-32 of a whole intact payload is a constant. The consumer
 # therefore verifies it with one call and no slice. A byte per sequence number detects duplicates.
-# The
-# cost is below a microsecond per message and the same for every system.
+# The cost is below a microsecond per message and the same for every system.
 
 
 PAYLOAD_BYTES = 256
@@ -232,7 +230,6 @@ class LatencyRecord:
         return counted[min(len(counted) - 1, int(share * len(counted)))] / 1e6
 
 
-# -- side --
 # The parts of a measurement that are the same for every system: payloads, clock, latencies, start.
 #
 # A contender (a module in `lab/peers`) has a function `produce(side)` and a function

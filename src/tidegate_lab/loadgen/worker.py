@@ -33,7 +33,6 @@ from tidegate_lab.loadgen.processes import (
 )
 from tidegate_lab.peers.contenders import Contender
 
-# -- measurement --
 # One measurement: a producer process and a consumer process against a running server.
 #
 # The consumer declares the queue and subscribes; the producer connects and prepares its payloads.

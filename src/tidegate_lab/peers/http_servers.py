@@ -128,13 +128,11 @@ def haproxy_server(
             yield HaproxyServer(port, process)
 
 
-# -- nginx_server --
 # nginx from the Debian package, with the static configuration of a careful operator.
 #
 # It runs in the foreground with a worker for each core, as Debian configures it. All files that it
 # would write to system folders go to a temporary folder. Sessions stay with their server by the
-# hash
-# of a cookie of the application, because open-source nginx sets no cookie of its own.
+# hash of a cookie of the application, because open-source nginx sets no cookie of its own.
 
 
 NGINX_PACKAGE = "nginx"
@@ -210,7 +208,6 @@ def nginx_server(
             yield NginxServer(port, process)
 
 
-# -- proxy_py_server --
 # proxy.py, the best-known reverse proxy in Python, as the peer of the embedded gateway.
 #
 # proxy.py is a program that is installed, configured with routes, and run. The alternatives are

@@ -190,7 +190,6 @@ def _tail(log_path: Path) -> str:
     return log_path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
 
 
-# -- redis_server --
 # Redis with an append-only file that it flushes to disk before any answer.
 
 
@@ -220,7 +219,6 @@ def redis_server() -> Iterator[RedisServer]:
             yield RedisServer(port=port)
 
 
-# -- nats_server --
 # NATS with JetStream, which flushes every write to disk if the version can.
 #
 # Version 2.10 introduced `sync_interval: always`. An older server (Debian 12 has 2.9) rejects the
@@ -283,7 +281,6 @@ def _accepts(program: str, configuration: Path) -> bool:
     return check.returncode == 0
 
 
-# -- tidegate_server --
 # Tidegate, started with `tidegate up` as a user would.
 
 
@@ -327,12 +324,11 @@ def tidegate_server(
             yield TidegateServer(port=ports()[0], ports=ports())
 
 
-# -- rabbitmq_server --
 # RabbitMQ from the Debian package, without use of the installed service.
 #
 # Debian's wrapper in sbin would switch to the service's user and data. This module therefore runs
-# the
-# script behind it, which works as any user if home, data, logs, node name and all ports are given.
+# the script behind it, which works as any user if home, data, logs, node name and all ports are
+# given.
 #
 # The node would start the Erlang port mapper as a daemon that outlives it. This module therefore
 # starts a port mapper on its own port first. The node finds it running, and the module can stop it.

@@ -297,7 +297,6 @@ def check_redrive(packet: Redrive, limits: NodeLimits) -> None:
         raise InvalidValue(f"reason is one of {', '.join(DeathReason)}, not {packet.reason!r}")
 
 
-# -- unknown_outcome --
 # Requests that must not be repeated when the store has not answered.
 #
 # Clients repeat every request after `Unavailable`, since it says that the node has done nothing.

@@ -100,7 +100,6 @@ if TYPE_CHECKING:
     from tidegate.broker.session import Session
 
 
-# -- topic_verbs --
 # Handlers of packets about topics and subscriptions.
 
 

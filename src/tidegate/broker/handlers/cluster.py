@@ -216,7 +216,6 @@ async def at_every_replica(
     return answers
 
 
-# -- fleet_verbs --
 # Handler of the packet about machines.
 
 
@@ -266,7 +265,6 @@ async def fleet(session: Session, packet: GetFleet, event: ReceivedPacket) -> No
     session.answer(GetFleetResponse(), event.packet_id, [msgspec.json.encode(found)])
 
 
-# -- service_verbs --
 # Handler of overrides of HTTP services.
 
 
@@ -285,7 +283,6 @@ async def steer_service(session: Session, packet: SteerService, event: ReceivedP
     session.answer(Success(), event.packet_id)
 
 
-# -- steering_verbs --
 # Handlers that return recent decisions of the control loops.
 
 
@@ -322,7 +319,6 @@ def _check_count(count: int) -> None:
         raise InvalidValue(f"between 1 and {EXPLAIN_COUNT_MAX} decisions, not {count}")
 
 
-# -- person_change --
 # Records changes that users make to queues and services, among the decisions about them.
 #
 # `tidegate explain` shows them, so that operators see who changed what and when. Any node writes

@@ -391,7 +391,6 @@ def _inputs(now: QueueSituation, reading: SampleTotals, law: object) -> dict[str
     return figures
 
 
-# -- history --
 # What the autoscaler remembers between samples, and the situation it gives to the laws.
 #
 # Only samples count, not orders. A scale-up has happened when a sample shows more replicas than the
@@ -518,21 +517,16 @@ class ScalingHistory:
         )
 
 
-# -- reading --
 # The totals of one sample, whether it is usable, and the capacity of each replica.
 #
 # The capacity of a replica can be measured only while it is at its limit. Then at least half a
 # period's work waits in it, and none of its consumers is idle. The rate at which it consumes is
-# then
-# its capacity. A higher measurement changes the estimate by half of the difference, a lower one by
-# a
-# tenth: a short pause is not a loss of capacity.
+# then its capacity. A higher measurement changes the estimate by half of the difference, a lower
+# one by a tenth: a short pause is not a loss of capacity.
 #
 # An idle replica keeps its last estimate. A replica that was slow and has recovered therefore
-# counts
-# as slow until it is needed again, and it is the first to be removed. Removals use the mean
-# capacity
-# of the replicas that would stay (`of_fewer`), not the mean of all.
+# counts as slow until it is needed again, and it is the first to be removed. Removals use the mean
+# capacity of the replicas that would stay (`of_fewer`), not the mean of all.
 
 
 # Seconds. The rate of a younger replica shows its start and not its capacity.

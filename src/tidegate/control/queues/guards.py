@@ -172,7 +172,6 @@ def _counted(replicas: int) -> str:
     return "is 1 replica" if replicas == 1 else f"are {replicas} replicas"
 
 
-# -- clients --
 # Clients of a queue: how many replicas they need, which ones move, and which replica can end.
 #
 # Workers that come with a replica belong to it. They never move, and they do not keep a draining

@@ -91,15 +91,13 @@ def _what_keeps(one: ReplicaSample, topology: Topology) -> list[str]:
     return [words for words, is_so in keeps.items() if is_so]
 
 
-# -- queue_loop --
 # The loop of one logical queue: reconcile, sample, decide, act, record.
 #
 # Theory of operation
 # -------------------
 #
 # A `QueueLoop` exists on the leader for each logical queue. `ControlLoops` polls the nodes' stats
-# and
-# then calls `run_once` when the queue's polling interval has passed. One period does this:
+# and then calls `run_once` when the queue's polling interval has passed. One period does this:
 #
 #     1. reconcile   retire replicas whose queue is gone; starting replicas serve; assign the groups
 #                    and receivers to replicas (`TopologyReconciler`)
@@ -383,7 +381,6 @@ class QueueLoop:
         return None
 
 
-# -- upkeep --
 # Reconciles a topology with what its replicas report: replica states and assignments.
 #
 # Two things change besides the number of replicas:
@@ -399,14 +396,10 @@ class QueueLoop:
 # `homes` is a closed assignment: the slot is about to move to that replica.
 #
 # An assignment moves in two steps, so that no message overtakes another. First it is closed: a
-# member
-# that still holds messages of the slot hands them over, and no member accepts new ones. When only
-# the
-# new replica can have any, the assignment is opened. Until then it does not move again; the
-# messages
-# for the next replica would come from two places, in any order. A busy slot does not move, unless
-# its
-# replica is draining.
+# member that still holds messages of the slot hands them over, and no member accepts new ones. When
+# only the new replica can have any, the assignment is opened. Until then it does not move again;
+# the messages for the next replica would come from two places, in any order. A busy slot does not
+# move, unless its replica is draining.
 #
 # This module is pure: it reads samples and returns changes.
 
@@ -584,14 +577,11 @@ def unreachable_replicas(topology: Topology, sample: QueueSample) -> list[str]:
     ]
 
 
-# -- worker_words --
 # What machines report about workers that do not start.
 #
 # A machine reports everything that is wrong with it in one text; each part begins with the name of
-# a
-# replica. The same worker may fail with a different text every few seconds. A text is therefore
-# kept
-# for a while, because the journal would record every change as a new decision.
+# a replica. The same worker may fail with a different text every few seconds. A text is therefore
+# kept for a while, because the journal would record every change as a new decision.
 
 
 # Seconds for which the text of a replica is kept.

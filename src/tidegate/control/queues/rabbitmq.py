@@ -220,13 +220,11 @@ def _counted(replicas: int) -> str:
     return "1 replica" if replicas == 1 else f"{replicas} replicas"
 
 
-# -- replica_crew --
 # Worker processes that come with each replica on RabbitMQ, on the controller's own computer.
 #
 # Each replica gets the configured number of workers. A worker is bound to its replica by the
-# variable
-# TIDEGATE_REPLICA and ends with it. All workers drain and end when the controller ends. Users who
-# want workers to outlive the controller start them separately.
+# variable TIDEGATE_REPLICA and ends with it. All workers drain and end when the controller ends.
+# Users who want workers to outlive the controller start them separately.
 
 
 _DRAIN_S = 30.0
@@ -265,7 +263,6 @@ class LocalWorkers:
         self._workers.clear()
 
 
-# -- rabbitmq_loop --
 # The loop of one elastic queue on RabbitMQ: the same `Autoscaler`, another engine.
 #
 #     reconcile → sample → decide → act → record
@@ -278,8 +275,7 @@ class LocalWorkers:
 # - The autoscaler decides everything else.
 #
 # The loop can be stopped at any step. The topology is written before each change, so the next
-# process
-# that gets the lock continues from there.
+# process that gets the lock continues from there.
 
 
 log = logging.getLogger(__name__)

@@ -204,17 +204,14 @@ class DoorLoop:
             self._admission = admission
 
 
-# -- door_share --
 # The part of the admission limit that each door gets, by its recent requests.
 #
 #     part = floor + share · (limit − floors)      share = its recent requests / those of all doors
 #
 # One door may have ten times the clients of another. With even parts it would reject requests while
 # the part of the other door is unused. No door gets less than a floor, so that clients who move to
-# a
-# quiet door are admitted until the shares reflect them. Every door computes the parts by itself
-# from
-# the same samples. They add up to the limit, or to more if the floors of 1 need more.
+# a quiet door are admitted until the shares reflect them. Every door computes the parts by itself
+# from the same samples. They add up to the limit, or to more if the floors of 1 need more.
 
 
 # A door that has not reported for this many seconds has no part.

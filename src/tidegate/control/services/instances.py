@@ -149,15 +149,14 @@ class InstanceSet:
         self.instances[instance.instance_id] = msgspec.structs.replace(instance, **changes)
 
 
-# -- service_upkeep --
 # Reconciles the instances of a service with the wanted number and version.
 #
 # Theory of operation
 # -------------------
 #
 # An `InstanceReconciler` belongs to one service and is called in every decision: `clean` first,
-# then,
-# after the wanted number has been decided, `fill`. It records its actions in an `InstanceSet`.
+# then, after the wanted number has been decided, `fill`. It records its actions in an
+# `InstanceSet`.
 #
 #     drained     nothing outstanding: removed; after DRAIN_S_MAX at the latest. Sticky services
 #     give
@@ -481,14 +480,12 @@ class InstanceReconciler:
                 crew.remove(instance)
 
 
-# -- memory_shortage --
 # Instances that are short of memory although a replacement would not be, and for how long.
 #
 # The free memory of an instance is limited by its computer's (fleet/applications.py). If all
-# instances
-# are short, a replacement would be short too, so none is replaced. If only some are short, they use
-# too much themselves. A single instance is compared with its own past: if it once had enough, a
-# replacement has enough again, or is never replaced.
+# instances are short, a replacement would be short too, so none is replaced. If only some are
+# short, they use too much themselves. A single instance is compared with its own past: if it once
+# had enough, a replacement has enough again, or is never replaced.
 
 
 class MemoryShortage:

@@ -157,7 +157,6 @@ class HostingLoop:
         self.services.clear()
 
 
-# -- hosted_service_loop --
 # The loop of one HTTP service: measure, decide, order, record.
 #
 # Theory of operation
@@ -177,8 +176,7 @@ class HostingLoop:
 #
 # Order matters. Windows are reported before anything is ordered: a window is closed once, and an
 # order may fail. The wanted number is stored before the orders, so that the next leader can
-# complete
-# a change that was interrupted between two orders.
+# complete a change that was interrupted between two orders.
 #
 # Failures:
 #

@@ -241,7 +241,6 @@ def _differs(probe: ProbeSample, reading: MergedServiceSample, refused_per_s: fl
     )
 
 
-# -- http_call --
 # One HTTP request on its own connection with a time limit, for the probe and for webhooks.
 #
 # No connection is reused. A probe must find out whether a server accepts connections, and an old
@@ -395,15 +394,12 @@ async def _read_chunks(reader: asyncio.StreamReader) -> None:
         left -= await _read_body(reader, size + len(b"\r\n"), left)
 
 
-# -- probe --
 # The probe: sends a request to a door every second, as a client would, on its own connection.
 #
 # Its samples are independent of what doors report; control/services/measurement.py compares both. A
-# response
-# with status 500 and above is a failure, and so is a missing response. Several doors are probed in
-# turn. The request runs in a task, so a door that hangs delays nothing. Doors recognize the probe
-# by
-# its header and do not count it.
+# response with status 500 and above is a failure, and so is a missing response. Several doors are
+# probed in turn. The request runs in a task, so a door that hangs delays nothing. Doors recognize
+# the probe by its header and do not count it.
 
 
 PERIOD_S = 1.0

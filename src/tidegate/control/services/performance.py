@@ -31,7 +31,6 @@ from tidegate.laws.http.sizing import (
     typical_capacity,
 )
 
-# -- service_reading --
 # The samples of all doors of a service, merged into one sample that decisions use.
 #
 #     door samples → differences per door → sum → `MergedServiceSample`
@@ -411,7 +410,6 @@ class ServicePerformance:
                 tail.see(at_percentile, mean)
 
 
-# -- service_seen --
 # The input of one decision about an HTTP service.
 
 

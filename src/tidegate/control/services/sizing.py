@@ -54,7 +54,6 @@ from tidegate.laws.http.sizing import (
     needed_instances_with_reserve,
 )
 
-# -- service_size --
 # The number of instances that a service needs.
 #
 #     more     the requests in hand, now or soon, cannot be answered in time      laws.http_sizing
@@ -495,7 +494,6 @@ class ServiceAutoscaler:
         return f"With {more} requests in hand or more another instance would be needed."
 
 
-# -- service_admission --
 # Admission: rejects requests when no instance can be added and others would be too late.
 #
 #     limit   requests that the ready instances answer before the breaching point (Little's law),
@@ -503,9 +501,8 @@ class ServiceAutoscaler:
 #     begins  when clearly more than that is in hand, or more and responses are breached already
 #
 # To reject a request certainly breaks a promise, while the limit is computed and only exact to
-# about
-# a tenth. Near the limit only measured breaches count, so requests that are just in time are not
-# rejected.
+# about a tenth. Near the limit only measured breaches count, so requests that are just in time are
+# not rejected.
 #
 # Excess requests are rejected at once. The admitted ones are answered in time, and the load of a
 # failed instance does not bring down the next one. The trim goes down with each window in which
@@ -613,7 +610,6 @@ def _is_too_much(in_hand: int, bound: int, seen: ServiceSample) -> bool:
     return in_hand >= (bound if seen.is_breached_for_certain else _CLEARLY * bound)
 
 
-# -- inside --
 # What can be tuned in running instances before another one is ordered: concurrency and weights.
 #
 #     concurrency   lowered to twice the knee if the service is under pressure, the instance takes
@@ -625,8 +621,7 @@ def _is_too_much(in_hand: int, bound: int, seen: ServiceSample) -> bool:
 #
 # The service's setting is the upper bound of the concurrency, and the knee is searched below it. A
 # request that waits in the door, instead of inside an instance, can go to the first free instance
-# and
-# can be rejected in time. An override of the concurrency is not changed.
+# and can be rejected in time. An override of the concurrency is not changed.
 
 
 _KNEES = 4
@@ -746,12 +741,10 @@ class InstanceTuning:
         return self._slow.get(instance_id, 0)
 
 
-# -- kept_configuration --
 # The part of a service's state that the next leader cannot see from the running instances.
 #
 # During a rollout there may be one instance more than wanted, or exactly as many. The capacity of
-# an
-# instance shows only while requests wait. Both values are therefore stored, before anything is
+# an instance shows only while requests wait. Both values are therefore stored, before anything is
 # ordered. A leader that dies between two orders leaves a number that the next one can reach.
 
 

@@ -368,7 +368,6 @@ def _cookie_key(secret: bytes) -> str:
     return hmac.digest(secret, b"haproxy cookie", sha256).hex()
 
 
-# -- balance --
 # Names of balancing policies in HAProxy's configuration.
 #
 # `random` is missing on purpose. HAProxy's `random(n)` draws n servers. If the best of them is
@@ -398,7 +397,6 @@ def balance_of(policy: str | Policy) -> str:
     return algorithm
 
 
-# -- numeric --
 # Resolution of backend host names to addresses.
 #
 # HAProxy resolves no host name of a server that is added at run time. Numeric addresses also keep
@@ -440,7 +438,6 @@ async def _number_of(backend: Backend) -> str:
     return str(found[0][4][0])
 
 
-# -- server_line --
 # An instance as a server line of HAProxy's configuration, or as arguments of `add server`.
 
 
@@ -502,13 +499,11 @@ def _server(backend: Backend, weight: int) -> str:
     )
 
 
-# -- session_grace --
 # The session grace of draining instances.
 #
 # A draining instance keeps its sessions until a given time; then they go to other instances.
-# HAProxy
-# has no such timer. The door checks the time before every command, and four times a second in
-# between.
+# HAProxy has no such timer. The door checks the time before every command, and four times a second
+# in between.
 
 
 def within_grace(backends: Iterable[Backend], now_s: float) -> list[Backend]:

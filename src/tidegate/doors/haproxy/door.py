@@ -314,7 +314,6 @@ class HaproxyDoor:
                 logger.warning("the door of %s: %s", self._settings.service, failure)
 
 
-# -- process --
 # One HAProxy child process, from its start to its exit.
 #
 # The child ends with this process, even if this process is killed.
@@ -444,7 +443,6 @@ class HaproxyProcess:
                 self._lines.append(text)
 
 
-# -- program --
 # Location of the HAProxy program on this machine.
 
 
@@ -473,7 +471,6 @@ def haproxy_program() -> str:
     return found
 
 
-# -- runtime_folder --
 # The private temporary folder of a HAProxy's configuration and runtime socket.
 
 
@@ -493,14 +490,11 @@ def new_folder() -> Path:
     raise AssertionError(f"a path in {_SHORT_PLACE} is short")
 
 
-# -- soft_stop --
 # The graceful stop of an HAProxy process.
 #
 # HAProxy accepts no new connections, closes idle ones and answers its outstanding requests. After
-# the
-# stop signal it accepts no connection to its runtime socket either. So the door opens one before,
-# and
-# polls the number of clients on it.
+# the stop signal it accepts no connection to its runtime socket either. So the door opens one
+# before, and polls the number of clients on it.
 
 
 _DRAIN_POLL_S = 0.05
@@ -553,5 +547,4 @@ async def _clients(
     return counter_value(parse_rows(answer, (frontend,)).get("FRONTEND", {}), "scur")
 
 
-# -- haproxy --
 # Debian's HAProxy as a door.

@@ -168,7 +168,6 @@ class RuntimeSocket:
             raise Unavailable(f"HAProxy does not answer: {failure}; it is started again") from None
 
 
-# -- orders --
 # Commands that bring the servers of a running HAProxy to the wanted state.
 #
 # Theory of operation.
@@ -187,10 +186,8 @@ class RuntimeSocket:
 # That is valid as long as the figures after each command confirm the change.
 #
 # A command that was cancelled, or whose answer was lost, may have been executed in whole, in part
-# or
-# not at all. `_doubted` records this. The next call then asks HAProxy which servers exist, and
-# sends
-# all settings of all wanted servers.
+# or not at all. `_doubted` records this. The next call then asks HAProxy which servers exist, and
+# sends all settings of all wanted servers.
 
 
 _MAINTENANCE = "MAINT"

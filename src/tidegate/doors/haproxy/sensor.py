@@ -157,19 +157,16 @@ def _servers(rows: Rows) -> Rows:
     return {name: row for name, row in rows.items() if name not in _NOT_SERVERS}
 
 
-# -- tally --
 # Totals over all HAProxy processes and all servers that one door has had.
 #
 # A restarted HAProxy counts from 0, and a deleted server takes its counts along. Readers of samples
 # rely on totals that never decrease, so `CounterTotals` keeps three parts: the counts of the
-# running
-# process, of the processes before it, and of deleted servers. Counts between the last poll and the
-# death of a process are lost.
+# running process, of the processes before it, and of deleted servers. Counts between the last poll
+# and the death of a process are lost.
 #
 # The leader's probes are subtracted. HAProxy counts them as accepted when they arrive, in a
-# variable
-# of its own; the log tells how they ended. A probe may be subtracted before HAProxy's figures show
-# it. So each total is also bounded from below by the value last returned.
+# variable of its own; the log tells how they ended. A probe may be subtracted before HAProxy's
+# figures show it. So each total is also bounded from below by the value last returned.
 
 
 # "other" counts statuses below 100 or above 599.
@@ -305,23 +302,19 @@ class CounterTotals:
         return total
 
 
-# -- request_log --
 # HAProxy's request log, read from a pipe into histograms of response times.
 #
 # HAProxy's figures contain means only; a percentile needs single requests. A log line is a JSON
-# array
-# (configuration.py) with the time that the client saw, and the fraction of requests that are
-# logged.
-# At high rates HAProxy logs a random part of them (`logged_per_thousand`), and a line counts for
-# several requests.
+# array (configuration.py) with the time that the client saw, and the fraction of requests that are
+# logged. At high rates HAProxy logs a random part of them (`logged_per_thousand`), and a line
+# counts for several requests.
 #
 # HAProxy drops and counts lines that find the pipe full. The pipe is the only buffer.
 #
 # Each line begins with its syslog level. Probes have a level of their own, and are counted apart.
 #
 # The log is read twice a second, not when a line arrives: a wakeup for each line would cost more
-# than
-# the line itself, on processors that the application needs.
+# than the line itself, on processors that the application needs.
 
 
 _PIPE_BYTES = 1 << 20
@@ -423,12 +416,10 @@ class RequestLog:
         own.add((max(whole_ms - reading_ms - waiting_ms, 0) + 0.5) / 1000, stands_for)
 
 
-# -- silence --
 # Requests that a server has not begun to answer, and how long they have waited at least.
 #
 # HAProxy counts requests when it sends them, and responses when their heads arrive. It offers no
-# list
-# of single requests that a program could read. So the wait is computed from counts, for each
+# list of single requests that a program could read. So the wait is computed from counts, for each
 # server:
 #
 #     a response head has arrived since the last sample    the waiting requests are unknown:
@@ -437,8 +428,7 @@ class RequestLog:
 #                                                          failed and abandoned ones
 #
 # For a server that answers some requests and not others, the result is a lower bound: a request
-# that
-# may have been answered never counts as waiting.
+# that may have been answered never counts as waiting.
 
 
 _HEADS = ("hrsp_1xx", "hrsp_2xx", "hrsp_3xx", "hrsp_4xx", "hrsp_5xx", "hrsp_other")
@@ -521,7 +511,6 @@ def _sum(row: Row, fields: tuple[str, ...]) -> int:
     return sum(counter_value(row, field) for field in fields)
 
 
-# -- server_counts --
 # Counts of one server.
 
 
@@ -575,12 +564,10 @@ def server_counts(row: Row) -> ServerCounts:
     )
 
 
-# -- probe_counts --
 # The leader's probes as the request log shows them, to be subtracted from HAProxy's counts.
 #
 # HAProxy counts every request. Each probe has a line in the log, with a level of its own, which
-# says
-# enough to find the counts that include it.
+# says enough to find the counts that include it.
 #
 # The counts of requests sent to an instance, and of failed connections, keep the probes: they
 # describe the instance, as in the gateway.

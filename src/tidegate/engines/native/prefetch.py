@@ -190,7 +190,6 @@ class ConsumerCredit:
             self.sojourn.close()
 
 
-# -- sojourn --
 # Estimation of how many messages wait in a consumer, as TCP Vegas estimates a network's queue.
 #
 #     held = outstanding · (1 − base / sojourn)      sojourn: from delivery to acknowledgement
@@ -213,15 +212,13 @@ class ConsumerCredit:
 # - A probe is abandoned after 30 seconds.
 #
 # Probes cost one or two per cent of the rate. Without them, a base that was once too short would
-# look
-# like waiting for ever. A probe that confirms the base doubles the pause to the next one, from 10
-# seconds to a minute. If the mean sojourn changes by a factor of 1.5, the next probe starts sooner.
+# look like waiting for ever. A probe that confirms the base doubles the pause to the next one, from
+# 10 seconds to a minute. If the mean sojourn changes by a factor of 1.5, the next probe starts
+# sooner.
 #
 # The first probe, without any base, cuts the credit to one. If messages take a second or longer,
-# that
-# would leave the handler idle for many seconds. Such a consumer is probed only in two cases: it
-# holds
-# more than 16 messages, so most of them must be waiting, or its prefetch is one anyway.
+# that would leave the handler idle for many seconds. Such a consumer is probed only in two cases:
+# it holds more than 16 messages, so most of them must be waiting, or its prefetch is one anyway.
 #
 # A consumer that acknowledges n messages together received them together. In a batch of n, n − 1
 # messages wait because of the way they travel, not because of the prefetch. So n − 1 is subtracted
@@ -376,7 +373,6 @@ class SojournEstimator:
         self._consumer.meters.probe = None
 
 
-# -- standing_consumers --
 # The existing consumers of a queue, as the plant of `tidegate tune prefetch`.
 #
 # The experiment sets the prefetch of all consumers of the queue through their node, and reads the
@@ -384,10 +380,8 @@ class SojournEstimator:
 # is the mean of one consumer.
 #
 # The node restores the prefetch that each consumer asked for when the experiment ends, and also
-# when
-# this process dies: the change lasts as long as the connection (`set_experiment_prefetch`). Only
-# one
-# experiment can run at a time.
+# when this process dies: the change lasts as long as the connection (`set_experiment_prefetch`).
+# Only one experiment can run at a time.
 
 
 # Queue id (of the queue or of a replica), client id, and number of the consumer.
@@ -511,7 +505,6 @@ def _is_empty(queues: list[QueueStats]) -> bool:
     return sum(queue.waiting - queue.delayed for queue in queues) <= 0
 
 
-# -- probe --
 # A probe consumer on Tidegate nodes, on a temporary queue that its connection owns.
 
 

@@ -297,7 +297,6 @@ def _idle(numbers: SensorQueueStats) -> int:
     )
 
 
-# -- looks --
 # The parts of a node's stats that the control loops need.
 #
 # Decoding all stats of a thousand replicas, with their histograms, takes longer than the decisions.
@@ -360,17 +359,14 @@ class SensorClusterStats(msgspec.Struct):
     nodes: list[SensorNodeStats]
 
 
-# -- promise_meter --
 # Measurements of a logical queue for its agreement: counts and waits since the last sample.
 #
 # A node counts from the moment it owns a queue. The meter returns the difference to the previous
 # sample. A new owner (a new epoch) has counted from 0, so then all its counts are new.
 #
 # A queue that existed before, and answers for the first time, adds nothing to its first sample: it
-# is
-# unknown when its messages were counted. A replica without an answer is not measured. The age of
-# its
-# oldest message keeps growing.
+# is unknown when its messages were counted. A replica without an answer is not measured. The age of
+# its oldest message keeps growing.
 
 
 class _Histogram(msgspec.Struct):

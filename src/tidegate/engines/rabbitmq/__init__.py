@@ -35,5 +35,4 @@ def connect(url: str, **connection: Any) -> Connector[RabbitmqClient]:
     return connector(url, **connection)
 
 
-# -- elastic --
 # Elastic queues on RabbitMQ: a consistent-hash exchange over a varying number of queues.

@@ -272,7 +272,6 @@ class RabbitmqActuator:
             await self._link.delete_queue(name, conditions=False)
 
 
-# -- moving --
 # Transfer of waiting messages between two queues of a broker.
 #
 #     basic.get → basic.publish to the target, mandatory → its confirm → basic.ack
@@ -283,8 +282,7 @@ class RabbitmqActuator:
 # The copy carries the header `x-tidegate-resent` from the start, because the original may be
 # delivered first. Tidegate consumers report a message with this header as redelivered. All other
 # properties stay, except two that the broker would act on again: the list of further queues (CC)
-# and
-# the claimed publisher (user_id).
+# and the claimed publisher (user_id).
 
 
 # Messages under way at a time.
@@ -342,15 +340,13 @@ async def _publish(channel: AbstractChannel, message: DeliveredMessage, target: 
     )
 
 
-# -- alias --
 # The exchange that producers publish to: its creation, its bindings, and its end.
 #
 # The order of creation is: the fallback for messages without a replica, the exchange, the topology
 # queue. A failure in between leaves nothing that loses messages.
 #
 # The exchange is never deleted, since producers may keep publishing to it. Without replicas it
-# routes
-# everything to the plain queue.
+# routes everything to the plain queue.
 #
 # `rebind` brings a binding to the stored state from any other state. It removes the binding with
 # the

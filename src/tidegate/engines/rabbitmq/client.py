@@ -421,7 +421,6 @@ def connector(
     return Connector(lambda: RabbitmqClient(address, reconnect_s=reconnect_s))
 
 
-# -- address --
 # Parsing of `amqp://user:password@host:port/vhost?queue_type=quorum`.
 #
 #     queue_type     classic (default) or quorum: the type of queues that the client creates

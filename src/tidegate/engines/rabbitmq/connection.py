@@ -325,7 +325,6 @@ def _is_blocked(connection: AbstractConnection) -> bool:
     return True
 
 
-# -- outage --
 # Logging of an outage once, even if a client loses several connections.
 #
 # The first lost connection logs the loss, and the last one that returns logs the recovery.
@@ -354,18 +353,15 @@ class OutageTracker:
         self._lost.discard(connection)
 
 
-# -- leniency --
 # Lenient decoding of AMQP fields that pamqp rejects.
 #
 # RabbitMQ delivers everything that a producer has written: text that is not UTF-8 (old programs
-# write
-# Latin-1), times in nanoseconds, deeply nested tables. pamqp raises an error for these. Then the
-# connection closes, the message returns to its queue, and the same happens on the next connection,
-# without end.
+# write Latin-1), times in nanoseconds, deeply nested tables. pamqp raises an error for these. Then
+# the connection closes, the message returns to its queue, and the same happens on the next
+# connection, without end.
 #
 # So these decoders take over where pamqp's fail. A text gets replacement characters, an invalid
-# time
-# becomes None, and headers that are nested too deeply become empty.
+# time becomes None, and headers that are nested too deeply become empty.
 
 
 _TIME_BYTES = 8
@@ -420,7 +416,6 @@ def _table_of_strange_names(value: bytes) -> tuple[int, dict[str, Any]]:
     return end, found
 
 
-# -- failures --
 # Translation of errors of RabbitMQ and aio-pika into Tidegate's errors.
 #
 #     403 on a channel, or no access to the vhost     Forbidden

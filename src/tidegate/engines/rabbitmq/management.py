@@ -161,7 +161,6 @@ class ManagementApi:
         return Unavailable(f"the management API at {self.address} answers {status}")
 
 
-# -- probe --
 # A probe consumer on RabbitMQ, on a temporary queue.
 #
 # The queue in question is only declared passively. The probe's prefetch changes live by

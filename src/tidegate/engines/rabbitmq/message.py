@@ -184,7 +184,6 @@ def _text_of(error: str | None) -> str | None:
     return error[:ERROR_LENGTH_MAX] if error else None
 
 
-# -- properties --
 # AMQP properties and headers of a message, and Tidegate's own headers.
 #
 # RabbitMQ has no message ids. A Tidegate put sets one, a 63-bit number, as the property
@@ -192,8 +191,7 @@ def _text_of(error: str | None) -> str | None:
 # For other messages the id is a hash of parts that are the same in each delivery.
 #
 # Headers that begin with `x-tidegate-` record how often a message has failed, when it expires and
-# why
-# it became a dead letter: RabbitMQ's queues do not.
+# why it became a dead letter: RabbitMQ's queues do not.
 
 
 Properties = spec.Basic.Properties

@@ -240,7 +240,6 @@ class AdminChannel:
                 return await errand(self._channel)
 
 
-# -- turns --
 # The order in which publishes reach a channel: the order in which they began.
 #
 # A publish draws a ticket. It is owed its turn until it has sent its message on the channel, which
@@ -313,7 +312,6 @@ class PublishOrder:
             waiting.set_result(None)
 
 
-# -- answers --
 # Replies by direct reply-to, sent over a connection of their own.
 #
 # The reply address comes with the request, so its sender can forge it. RabbitMQ (3.10) closes the
@@ -380,18 +378,14 @@ class DirectReplies:
         return True
 
 
-# -- replies --
 # Requests and their replies by RabbitMQ's direct reply-to.
 #
 # A request is published on the channel that consumes from `amq.rabbitmq.reply-to`, with that name
-# as
-# its reply address. RabbitMQ replaces it by an address of this channel. The reply goes to the
-# default
-# exchange under that address, and needs no queue and no permission.
+# as its reply address. RabbitMQ replaces it by an address of this channel. The reply goes to the
+# default exchange under that address, and needs no queue and no permission.
 #
 # A requester that loses its connection gets no reply, and NoReply at its timeout. A request without
-# a
-# confirm is published again.
+# a confirm is published again.
 
 
 class PendingReplies:

@@ -330,12 +330,11 @@ async def _dropped(message: RabbitmqMessage) -> None:
         await message.expire()
 
 
-# -- retries --
 # Delayed messages, retries and dead letters, which RabbitMQ does not have by itself.
 #
 # Delay queues. A delayed message goes to a queue `<queue>.delay.<ms>.<day>` without consumers,
-# whose
-# time to live is the delay. RabbitMQ dead-letters expired messages back to the original queue.
+# whose time to live is the delay. RabbitMQ dead-letters expired messages back to the original
+# queue.
 #
 # - There is one queue per delay, because RabbitMQ expires messages at the head only. Delays are
 #   rounded up to two significant digits, to bound their number.
@@ -349,8 +348,7 @@ async def _dropped(message: RabbitmqMessage) -> None:
 #   messages. So a message is acknowledged only when its delay queue is older than 0.75 seconds.
 #
 # A message that failed is published elsewhere with a confirm first, and acknowledged then. So it
-# may
-# arrive twice, and is never lost.
+# may arrive twice, and is never lost.
 
 
 # How long a delay queue receives messages.

@@ -188,7 +188,6 @@ def weights_of(shares: Mapping[int, float]) -> dict[int, int]:
     return weights
 
 
-# -- ledger --
 # Storage of an elastic queue's topology: a RabbitMQ queue that holds one message.
 #
 # The queue has a maximum length of one and drops the older message, so it always holds the newest
@@ -264,17 +263,14 @@ async def write_topology(channel: AbstractChannel, topology: ElasticTopology) ->
     return written
 
 
-# -- link --
 # The single connection of an elastic queue's controller, which also holds the lock.
 #
 # The lock is an exclusive queue, which lives exactly as long as the connection that declared it. A
 # controller that has lost the lock has also lost its connection, and none of its commands arrive
-# any
-# more. So no epoch is needed.
+# any more. So no epoch is needed.
 #
 # The connection never reconnects. A controller that wants to continue opens another one and takes
-# the
-# lock again. A refusal by the broker closes only the channel; the next command opens a new one.
+# the lock again. A refusal by the broker closes only the channel; the next command opens a new one.
 
 
 _CONNECT_S = 5.0
@@ -399,7 +395,6 @@ class ControllerConnection:
             )
 
 
-# -- news --
 # A client's view of the elastic queues of its vhost: the stored topology plus a change feed.
 #
 # The client binds to the feed first and reads the stored topology then, so it misses no change. A
@@ -547,7 +542,6 @@ class TopologyFeed:
                 backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
 
 
-# -- refusal --
 # Refusals by the broker about elastic queues, translated into errors that say what to do.
 
 
@@ -583,13 +577,11 @@ def translating_refusals(about: str) -> Iterator[None]:
             raise InvalidValue(f"{about}: {unknown}") from unknown
 
 
-# -- sources --
 # The RabbitMQ queues that a subscription to an elastic queue consumes from.
 #
 # These are the queue itself (replica 0) and all serving or draining replicas. A bound subscription
 # consumes from its one replica only. Starting replicas are left out because their queue may not
-# exist
-# yet. Leaving replicas are left out so that their consumers stop.
+# exist yet. Leaving replicas are left out so that their consumers stop.
 
 
 class ReplicaSource(NamedTuple):

@@ -229,9 +229,8 @@ def balancing_policy(name: str, random: Random) -> Policy:
 # the mean. The indexes add up to 100.
 #
 # A factor that was measured for some servers only takes the mean of the measured ones for the rest.
-# A
-# server without any measurement therefore gets an average index and is neither avoided nor flooded
-# with requests. If nothing was measured, every server gets an even share.
+# A server without any measurement therefore gets an average index and is neither avoided nor
+# flooded with requests. If nothing was measured, every server gets an even share.
 
 
 @dataclass(frozen=True)
@@ -303,8 +302,7 @@ def _shares(values: Mapping[str, float | None]) -> dict[str, float] | None:
 #     RETURNING ── return_s without a failure ──▶ HEALTHY
 #
 # Failures may come from a load that slows down all servers. So failed requests, and checks without
-# an
-# answer in time, eject at most `share_max` of the servers. The caller, which knows all servers,
+# an answer in time, eject at most `share_max` of the servers. The caller, which knows all servers,
 # checks this limit and passes `may_eject`. A refused connection, or a wrong answer to a check, does
 # not come from load and always counts.
 

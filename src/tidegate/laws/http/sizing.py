@@ -180,9 +180,8 @@ class TailRatio:
 # A single step up is no growth: its requests have arrived already and are counted in N.
 #
 # Requests that arrive independently (an open load) make N vary by about √N, so that spread² is
-# about
-# N. With clients that wait for their answers (a closed load), the number of clients is fixed and N
-# hardly varies.
+# about N. With clients that wait for their answers (a closed load), the number of clients is fixed
+# and N hardly varies.
 
 
 TREND_MEAN_OF = 3
@@ -260,13 +259,12 @@ class LoadTrend:
 #
 # Requests wait in two cases. First, the instance has all the requests that it may have, at the
 # beginning and at the end of a sample. A few may be missing if requests wait in the door. Second,
-# it
-# takes half as long again as at its best, even though it may have more requests.
+# it takes half as long again as at its best, even though it may have more requests.
 #
 # An instance without waiting requests shows the demand and not its capacity. But the rate it
-# reached
-# is proven, which is enough to show that fewer instances suffice. A sample without any answer shows
-# no capacity: the instance is stuck, and a limit derived from it would never let it recover.
+# reached is proven, which is enough to show that fewer instances suffice. A sample without any
+# answer shows no capacity: the instance is stuck, and a limit derived from it would never let it
+# recover.
 
 
 # Number of rates in the mean that counts; a single burst of answers is no capacity.
@@ -405,10 +403,8 @@ def typical_capacity(capacities_per_s: Iterable[float | None]) -> float | None:
 #     capacity     of an instance the 90th percentile of such windows; of several the median
 #
 # An instance with fewer requests than it may have shows the demand and not its capacity, so its
-# rate
-# is only a lower bound. The capacity holds for the concurrency at which it was measured. With
-# another
-# concurrency the instance may do more, and would take longer for each request.
+# rate is only a lower bound. The capacity holds for the concurrency at which it was measured. With
+# another concurrency the instance may do more, and would take longer for each request.
 
 
 NEARLY_ALL = 0.9

@@ -177,10 +177,9 @@ def hold_step(sample: ControlSample, output: float) -> ControlStep:
 #     360))
 #
 # If an outer layer sets another value than the inner layer proposed, it reports it with `track`,
-# and
-# the inner layer continues from there. This one mechanism gives anti-windup and bumpless transfer
-# from manual to automatic. The module uses the standard library only, because it runs in nodes and
-# workers.
+# and the inner layer continues from there. This one mechanism gives anti-windup and bumpless
+# transfer from manual to automatic. The module uses the standard library only, because it runs in
+# nodes and workers.
 
 
 class ControlSample(NamedTuple):
@@ -438,9 +437,9 @@ class Dither(Layer):
 #     SigmaDelta( Clamp( ManualControl( Fallback( Hampel( Deadband( P | PI | PID ))))))
 #
 # The limits are outside, so that neither a manual value nor a fallback exceeds them. The fraction
-# is
-# spread outermost, so that no inner layer sees whole numbers. An actuator that is set several times
-# within a sampling interval uses `level` and spreads it itself (`whole=False` and a `Modulator`).
+# is spread outermost, so that no inner layer sees whole numbers. An actuator that is set several
+# times within a sampling interval uses `level` and spreads it itself (`whole=False` and a
+# `Modulator`).
 
 
 @dataclass(frozen=True)
@@ -501,14 +500,12 @@ class PrefetchController:
 #     Fallback    no new sample for `patience_s`: a fixed output, and back without a bump
 #
 # A true step looks like an outlier until most of the window has seen it. A window of five accepts
-# it
-# two samples late, which is the lateness that designs tolerate (`Requirement.late_samples`).
+# it two samples late, which is the lateness that designs tolerate (`Requirement.late_samples`).
 #
 # Credit that circulates in bursts gives a short sample two rounds or three, and nothing in between.
 # For rates such as 136, 136, 136, 190 the median absolute deviation is 0, and every rarer value
-# would
-# be an outlier. The loop would then hold the median, which is not the mean. Half a round bounds the
-# standard deviation of two such values, so the threshold is at least three times that.
+# would be an outlier. The loop would then hold the median, which is not the mean. Half a round
+# bounds the standard deviation of two such values, so the threshold is at least three times that.
 
 
 # Ratio of the standard deviation to the median absolute deviation of a normal distribution.
@@ -609,13 +606,10 @@ class Fallback(Layer):
 #     distance = max |ln(feature / the profile's)| over the features that both know
 #
 # Twice as large and half as large are equally far, because message size, publishers and handling
-# time
-# differ by factors. The schedule changes to another profile only if that is clearly nearer, so that
-# a
-# workload between two profiles does not alternate. Far from all profiles it uses the most cautious
-# gains. These belong to the plant with the largest response to a unit of prefetch, b/(1−a). On
-# every
-# other learned plant they are slower, but not unstable.
+# time differ by factors. The schedule changes to another profile only if that is clearly nearer, so
+# that a workload between two profiles does not alternate. Far from all profiles it uses the most
+# cautious gains. These belong to the plant with the largest response to a unit of prefetch,
+# b/(1−a). On every other learned plant they are slower, but not unstable.
 
 
 # How much nearer another profile must be: a factor of 1.25.
@@ -679,10 +673,9 @@ class GainSchedule:
 #
 # Larger messages, a slower handler or a longer round trip reduce the worth of a unit. So the worth
 # tells workloads apart without any description of them. The nearest model is chosen
-# (`GainSchedule`),
-# and another one only if it has been clearly nearer for several samples. The worth is not measured
-# while the queue is starved, while the handler is busy throughout, or beyond the knee. The module
-# uses the standard library only, because it runs in nodes and workers.
+# (`GainSchedule`), and another one only if it has been clearly nearer for several samples. The
+# worth is not measured while the queue is starved, while the handler is busy throughout, or beyond
+# the knee. The module uses the standard library only, because it runs in nodes and workers.
 
 
 WORTH = "worth_per_s"

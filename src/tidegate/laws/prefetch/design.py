@@ -275,9 +275,8 @@ def _shortest(a: float, b: float, kind: ControllerType, requirement: Requirement
 #     wanted z² − 2r·cosθ·z + r²
 #
 # A controller may weigh the target less than the measurement in its P and D parts (setpoint weight
-# w:
-# Kp·(w·target − y)). That moves the zero of the closed loop, which causes overshoot, and moves no
-# pole. The module uses the standard library only: a node that redesigns its controllers needs no
+# w: Kp·(w·target − y)). That moves the zero of the closed loop, which causes overshoot, and moves
+# no pole. The module uses the standard library only: a node that redesigns its controllers needs no
 # numpy.
 
 
@@ -439,9 +438,8 @@ def with_setpoint_weight(gains: Gains, setpoint_weight: float) -> Gains:
 #     design = design_for(goal, resample_model(model, goal.sample_s))
 #
 # The design first tries to keep the requested settling time with the largest possible reserve. If
-# no
-# design does, it allows a longer settling time and reports it. If that fails too, the gains are 0,
-# which holds the prefetch. The module uses the standard library only.
+# no design does, it allows a longer settling time and reports it. If that fails too, the gains are
+# 0, which holds the prefetch. The module uses the standard library only.
 
 
 # Fraction of the settling time that a design may need on its model. On a plant with half the

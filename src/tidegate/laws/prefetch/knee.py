@@ -129,20 +129,16 @@ def _mean_or_nan(numbers: list[float]) -> float:
 #     answer < ½, beyond noise, for three samples or more     a plateau: back to the knee
 #
 # A consumer below its knee has an answer of 1, on any line: behind a round trip twice as long a
-# unit
-# of prefetch is worth half, but half as much again still gives half as much again. A handler at its
-# limit has an answer of 0. The detector does not use the model, because the model's prediction of
-# this rate is in doubt. A limit from the model (a multiple of rate / worth) would reduce the
-# prefetch
-# of every consumer that responds less, without end.
+# unit of prefetch is worth half, but half as much again still gives half as much again. A handler
+# at its limit has an answer of 0. The detector does not use the model, because the model's
+# prediction of this rate is in doubt. A limit from the model (a multiple of rate / worth) would
+# reduce the prefetch of every consumer that responds less, without end.
 #
 # The knee is where the rate last rose by as much as the prefetch explains. Going back there costs
 # nothing, since the rate is the same. Almost nothing then waits in the consumer, so when its
-# handler
-# is fast again, the rate is close to its former value. The prefetch stays there until the rate
-# moves,
-# which on a line it does at once. After `HELD_SAMPLES` the climb is tried again, because noise may
-# have been mistaken for a plateau.
+# handler is fast again, the rate is close to its former value. The prefetch stays there until the
+# rate moves, which on a line it does at once. After `HELD_SAMPLES` the climb is tried again,
+# because noise may have been mistaken for a plateau.
 #
 # Noise is the counting noise or one round of credit more or less, the larger of the two. A consumer
 # that keeps messages for longer than some samples therefore never counts as being on a plateau.
@@ -395,12 +391,10 @@ class SaturationRecovery:
 # Known methods for oscillating loops (Hägglund: the area of the error between its zeros; Miao and
 # Seborg: the decay from wave to wave) tell this from three similar cases. Noise changes its sign as
 # often, but the mean of a wave of noise is small. Credit in bursts makes the rate oscillate, but
-# not
-# the prefetch. A decaying disturbance halves from wave to wave.
+# not the prefetch. A decaying disturbance halves from wave to wave.
 #
 # Smaller gains make any loop around a consumer stable, because a consumer itself is stable. They
-# are
-# slow, and stay until the loop is redesigned for a better model; the same gains would oscillate
+# are slow, and stay until the loop is redesigned for a better model; the same gains would oscillate
 # again.
 
 

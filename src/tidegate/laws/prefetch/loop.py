@@ -384,12 +384,10 @@ class PrefetchRegulator:
 # A handler that is slower than the target is beyond the knee: more prefetch gives no more rate. An
 # integral would grow to its limit and fill the consumer with messages. These must be worked off
 # before a change of the handler shows. So the loop keeps up with the handler instead. That keeps
-# the
-# handler equally busy at the knee, and the recovery is short when it becomes fast again.
+# the handler equally busy at the knee, and the recovery is short when it becomes fast again.
 #
 # The number of held messages must be measured for this. If a node only estimates it, the wanted
-# rate
-# stays the target, because an estimation error would keep the loop below its target. P has no
+# rate stays the target, because an estimation error would keep the loop below its target. P has no
 # integral, and its output is a formula of the target, so its target stays unchanged.
 
 
@@ -560,31 +558,24 @@ def _known(numbers: dict[str, float]) -> dict[str, float]:
 #     target = μ + b/(1−a) · (h* − h)        h messages wait unprocessed in the consumer, h* wanted
 #
 # Arrivals cannot stay above μ. Beyond the knee more prefetch only means more held messages, which
-# no
-# other consumer can reach, and the rate gives no information. But each further unit of prefetch
-# adds
-# one held message, and a unit is worth b/(1−a) msg/s. With the second term, error and prefetch have
-# the same relation on both sides of the knee, so gains designed below it are right beyond it too.
-# The
-# loop comes to rest where arrivals are μ and h* messages wait.
+# no other consumer can reach, and the rate gives no information. But each further unit of prefetch
+# adds one held message, and a unit is worth b/(1−a) msg/s. With the second term, error and prefetch
+# have the same relation on both sides of the knee, so gains designed below it are right beyond it
+# too. The loop comes to rest where arrivals are μ and h* messages wait.
 #
 #     h* = max(1, f · in flight)             unless the goal sets h*
 #     f ← f + 2 · (idle − ¾ %)               by how long the handler was idle, ½ ≤ f ≤ 2
 #
 # One waiting message would suffice if messages arrived one by one. They do not: messages
-# acknowledged
-# together arrive together, up to a quarter of the prefetch, and may be late by any part of a round
-# trip. This lateness is unknown, but the idle time of the handler is measured. So an integral
-# adjusts
-# the stock: it grows while the handler idles although the stock is present, and shrinks otherwise.
-# On
-# average the handler is then idle for less than one per cent of the time.
+# acknowledged together arrive together, up to a quarter of the prefetch, and may be late by any
+# part of a round trip. This lateness is unknown, but the idle time of the handler is measured. So
+# an integral adjusts the stock: it grows while the handler idles although the stock is present, and
+# shrinks otherwise. On average the handler is then idle for less than one per cent of the time.
 #
 # The stock is at most twice the messages in flight, which lasts for two round trips. A handler that
 # still idles does so for another reason. A node's estimate of held messages may be off by a
-# fraction
-# of the messages in flight. With a fixed h* a loop below the knee could take this error for a stock
-# and stay there.
+# fraction of the messages in flight. With a fixed h* a loop below the knee could take this error
+# for a stock and stay there.
 
 
 # Messages wanted in stock if the goal does not set them: the minimum, and per message in flight.

@@ -80,9 +80,8 @@ class InitialModel:
 #     y(k+1) = a·y(k) + b·u(k) + offset
 #
 # A given model is used until a better one has been learned from the consumer itself. Without a
-# given
-# model, Little's law provides a first guess. All models are converted to samples of one length. The
-# module uses the standard library only.
+# given model, Little's law provides a first guess. All models are converted to samples of one
+# length. The module uses the standard library only.
 
 
 class ActiveModel:
@@ -195,8 +194,7 @@ class ActiveModel:
 # 4. A controller for it keeps the same requirement (`find_design`).
 #
 # The new gains hold from the next step on. The output does not jump, because controllers compute
-# only
-# changes.
+# only changes.
 
 
 REVIEW_SAMPLES = 10

@@ -146,8 +146,7 @@ def overall_load(client: float, *resources: float) -> float:
 #
 # If p > c, the larger of the two is p, so the code needs no `max`: a queue is flooded if `p − c >
 # relative·p + absolute` and draining if `c − p > relative·c + absolute`. A Spark Column can
-# evaluate
-# these conditions too. The band is needed because two noisy rates are never equal.
+# evaluate these conditions too. The band is needed because two noisy rates are never equal.
 #
 # For several replicas ΔL = Σp − Σc. If every replica is stable, the sum is stable. The reverse does
 # not hold: one replica may flood as fast as another one drains.

@@ -251,8 +251,7 @@ def growth_per_s(looks: Sequence[tuple[float, int]]) -> float:
 # - Only the step from one replica to none is KEDA's own: after `cooldown_period` without a message.
 #
 # The weakness of the policy: an empty queue may be empty because just enough replicas keep it so.
-# The
-# law removes them, the queue fills, and the replicas come back.
+# The law removes them, the queue fills, and the replicas come back.
 
 
 POLLING_S = 30.0

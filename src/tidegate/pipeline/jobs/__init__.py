@@ -65,7 +65,6 @@ class Job:
     models: str = ""
 
 
-# -- windows --
 # Windows of time: their width, and the window that a row belongs to.
 
 
@@ -91,14 +90,12 @@ def window_start(width_s: float, at: str = "at") -> Column:
     return F.timestamp_micros(at_us - F.pmod(at_us, F.lit(width_us)))
 
 
-# -- transform --
 # The type of a transform: a function from frame to frame. Jobs are chains of transforms.
 
 
 Transform: TypeAlias = Callable[[DataFrame], DataFrame]
 
 
-# -- buckets --
 # Comparison of durations with the recorder's histograms.
 #
 # A histogram is a list of (bucket, count) over the buckets of `telemetry.histogram`. Like in all
@@ -112,7 +109,6 @@ def first_bucket_from(duration_s: float) -> int:
     return next((b for b in range(BUCKETS) if upper_bound_s(b) * (1 + 1e-9) >= duration_s), BUCKETS)
 
 
-# -- percentiles --
 # Percentiles of the recorder's histograms, for any grouping of rows.
 #
 #     rows.transform(percentiles("response", ("service", "window"), {"p99": 0.99}))

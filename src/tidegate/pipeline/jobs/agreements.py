@@ -196,7 +196,6 @@ COMPLIANCE_JOB = Job(
 )
 
 
-# -- learned_warnings --
 # Job `warnings`: where to put the warning points that agreements ask to learn.
 #
 #     samples → readings → steepest          the largest slope of each promise, window to window

@@ -43,7 +43,6 @@ from tidegate.pipeline.jobs import Job, JobInputs, JobResult
 from tidegate.pipeline.lake import Numbers, column_numbers, column_seconds, frame_of
 from tidegate.telemetry.models import StoredModel
 
-# -- consumer_group --
 # Consumer groups: sums by prefetch, and the model that the law identifies from them.
 #
 # The input is a table of some dozens of rows per group, into which Spark has aggregated the

@@ -203,15 +203,13 @@ CAPACITY_JOB = Job(
 )
 
 
-# -- stability --
 # Job `stability`: whether each queue was stable, flooded or draining in each window.
 #
 #     samples.transform(stability_by_window(60))
 #
 # The growth is `Δl = p − c`, the production minus the consumption rate. The band within which a
-# queue
-# counts as stable is that of the law (`laws.stability`), whose functions take numbers and Columns.
-# The rates of a replicated queue are the sums of its replicas' rates.
+# queue counts as stable is that of the law (`laws.stability`), whose functions take numbers and
+# Columns. The rates of a replicated queue are the sums of its replicas' rates.
 
 
 STABILITY_SCHEMA = StructType(
@@ -316,17 +314,15 @@ STABILITY_JOB = Job(
 )
 
 
-# -- lifecycle --
 # Job `lifecycle`: waiting, service and response times per queue and window.
 #
 #     lifecycles.transform(durations_by_window(900))
 #
 # For each duration one pass over the samples sums their weights by queue, window and bucket. The
 # result is small. A percentile is the mean of the bucket in which it lies. Each bucket is wider
-# than
-# the one before by the fourth root of two, so a percentile is off by some percent at most. It is
-# exact if all durations are equal. A sampled message counts with its weight, the number of messages
-# it represents.
+# than the one before by the fourth root of two, so a percentile is off by some percent at most. It
+# is exact if all durations are equal. A sampled message counts with its weight, the number of
+# messages it represents.
 
 
 DURATIONS = ("wait", "service", "response")
@@ -508,16 +504,14 @@ LIFECYCLE_JOB = Job(
 )
 
 
-# -- phases --
 # Job `phases`: which phases the time of requests goes into, per verb and over all verbs.
 #
 #     share of a phase = Σ wx / Σ wt     x its time, t the request's, w the requests it represents
 #     mean ± t(0.975, m − 1) · s / √m    m = (Σw)² / Σw², the effective number of samples
 #
 # This is table 5.3 of the Telesto paper. The interval of a share is that of a ratio of two means:
-# the
-# spread of `x − share·t` about zero, divided by the mean of `t`. The second table shows how much of
-# the time each node's process was idle.
+# the spread of `x − share·t` about zero, divided by the mean of `t`. The second table shows how
+# much of the time each node's process was idle.
 
 
 PHASES = ("wait_client", "parse", "store", "wait_message", "respond")

@@ -43,7 +43,6 @@ from tidegate.pipeline.jobs import Job, JobInputs, JobResult, Transform, percent
 from tidegate.pipeline.lake import Numbers, column_numbers, column_seconds, frame_of, rows_by_name
 from tidegate.telemetry.models import StoredModel
 
-# -- http_capacity --
 # Job `http_capacity`: the capacity of an instance of each HTTP service, while it was saturated.
 #
 #     samples → steady → by_instance → (driver) laws.saturated_capacity
@@ -326,7 +325,6 @@ SERVICES_JOB = Job(
 )
 
 
-# -- provisioning --
 # Job `provisioning`: how many machines to keep warm.
 #
 #     NPP = ceil(sla_delta · boot_s / machine_capacity)               laws.provisioning

@@ -122,7 +122,6 @@ class MemoryQueues(MemoryFleet):
         return replica if replica is not None and replica.epoch == epoch else None
 
 
-# -- memory_queue --
 # A queue of the in-memory store: its owner and everything stored in it.
 
 
@@ -264,7 +263,6 @@ def union_ranges(ranges: Ranges, added: Ranges) -> Ranges:
     return joined
 
 
-# -- memory_topics --
 # Topics in memory, and the queues that are subscribed to them.
 
 
@@ -355,7 +353,6 @@ class MemoryTopics(MemoryQueues):
         ]
 
 
-# -- memory_users --
 # Users in memory, as in sql/0004_access.sql.
 
 
@@ -418,7 +415,6 @@ class MemoryUsers:
         return self._secret
 
 
-# -- memory_clients --
 # Clients in memory: a name, a mode and a user.
 
 

@@ -167,7 +167,6 @@ class MemoryFleet:
         return list(self._decisions.get(service, ()))[:count]
 
 
-# -- memory_hosting --
 # HTTP services in memory, as in sql/0010_hosting.sql.
 
 

@@ -37,7 +37,6 @@ from tidegate.storage.memory.catalogue import MemoryQueues, Ranges, StoredQueue,
 from tidegate.storage.memory.cluster import StoredMember
 from tidegate.storage.postgres.topology import check_assignments, normalize_shares
 
-# -- memory_replication --
 # Logical queues in memory, as in sql/0007_replication.sql.
 #
 # A version is raised when a topology is read and differs from the last read. The parts that change
@@ -565,7 +564,6 @@ class MemoryMessages(MemoryReplication):
         return 0  # Python frees unused objects by itself
 
 
-# -- memory_ownership --
 # Members and queue owners in memory.
 
 

@@ -54,7 +54,6 @@ def _client(rows: list[tuple[Any, ...]]) -> ClientInfo | None:
     return ClientInfo(rows[0][0], rows[0][1], ClientMode(rows[0][2])) if rows else None
 
 
-# -- postgres_queues --
 # Queues in PostgreSQL: one method for each SQL function.
 
 
@@ -122,7 +121,6 @@ def json_of(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-# -- postgres_topics --
 # Topics and subscriptions in PostgreSQL: one method for each SQL function.
 
 
@@ -170,7 +168,6 @@ def _topic(rows: list[tuple[Any, ...]]) -> TopicInfo | None:
     return msgspec.convert(rows[0], TopicInfo) if rows else None
 
 
-# -- postgres_users --
 # Users in PostgreSQL: one method for each function of sql/0004_access.sql.
 
 
@@ -227,7 +224,6 @@ def _user(row: tuple[Any, ...]) -> User:
     return User(name, keys, msgspec.convert(grants, list[Grant]))
 
 
-# -- postgres_ownership --
 # Members and queue owners in PostgreSQL: one method for each SQL function.
 
 

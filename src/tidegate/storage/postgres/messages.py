@@ -171,12 +171,10 @@ def _ranges(multirange: Multirange[int]) -> list[tuple[int, int]]:
     return [(part.lower or 0, part.upper or 0) for part in multirange]
 
 
-# -- postgres_commits --
 # Storing and settling messages in PostgreSQL.
 #
 # Connections in pipeline mode carry the calls: some for puts, one for acknowledgements, and a few
-# for
-# transactions. A put therefore never waits for deletions.
+# for transactions. A put therefore never waits for deletions.
 
 
 _TRANSACTORS = 4
@@ -247,7 +245,6 @@ class PostgresCommits:
         return True
 
 
-# -- message_calls --
 # The function calls that carry messages, with parameters in PostgreSQL's binary format.
 
 
@@ -362,12 +359,10 @@ def attempts_call(settlement: Settlement) -> Call:
     return ATTEMPTS, parameters, _ALL_BINARY[:8]
 
 
-# -- parameters --
 # Python values as PostgreSQL's binary parameters, for the calls that carry messages.
 #
 # Only the types that the hot path needs. Integer arrays are built as columns in C: a thousand
-# lengths
-# take about ten microseconds.
+# lengths take about ten microseconds.
 
 
 _ARRAY_HEADER = struct.Struct("!iiiii")
@@ -420,13 +415,11 @@ def multirange_text(ranges: Sequence[tuple[int, int]]) -> str:
     return "{" + ",".join(f"[{low},{high})" for low, high in ranges) + "}"
 
 
-# -- pipeline --
 # A PostgreSQL connection for the writer: prepared calls, sent and committed together.
 #
 # It uses libpq's pipeline mode: all calls up to a sync are one transaction and one round trip,
 # without BEGIN and COMMIT to wait for. It uses psycopg's public `pq` layer directly, since
-# psycopg's
-# cursors cost more than the commit itself; docs/decisions/0001 has the measurements.
+# psycopg's cursors cost more than the commit itself; docs/decisions/0001 has the measurements.
 
 
 Parameters = Sequence[bytes | bytearray | memoryview | None]

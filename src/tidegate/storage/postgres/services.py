@@ -211,7 +211,6 @@ def _instance(row: tuple[Any, ...]) -> Instance:
     return msgspec.convert(dict(zip(Instance.__struct_fields__, row, strict=True)), Instance)
 
 
-# -- hosted_service --
 # Rules for services that all stores share: versions, checks and how long data is kept.
 
 

@@ -107,7 +107,6 @@ class PostgresStore(
             await connection.close()
 
 
-# -- plain_connection --
 # A PostgreSQL connection for one call at a time, opened when it is needed.
 
 
@@ -167,7 +166,6 @@ async def rows_of(
         raise
 
 
-# -- migrations --
 # Numbered SQL files, each applied once. Nodes that start at the same time take turns.
 
 

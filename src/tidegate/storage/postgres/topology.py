@@ -147,13 +147,11 @@ class PostgresReplication(ABC):
         return 0  # Within one store a move is one transaction
 
 
-# -- stored_topology --
 # Reading stored topologies, even if a setting of one of them is invalid.
 #
 # Invalid settings of one queue must not make the other queues unreadable. Settings that cannot be
 # read get their defaults, the others are kept. Such a queue is not scaled automatically until a
-# user
-# sets it again. Its messages are still delivered.
+# user sets it again. Its messages are still delivered.
 
 
 log = logging.getLogger(__name__)
@@ -219,7 +217,6 @@ def _log_once(trouble: str) -> None:
         log.error(trouble)
 
 
-# -- shares --
 # Checks of settings for replicas, shared by all stores.
 
 
@@ -242,7 +239,6 @@ def check_assignments(homes: Sequence[int]) -> None:
         )
 
 
-# -- postgres_fleet --
 # Machines and the leader in PostgreSQL: one method for each function of sql/0008_fleet.sql.
 
 

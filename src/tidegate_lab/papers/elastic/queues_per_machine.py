@@ -210,7 +210,6 @@ def _of_one(medians: dict[tuple[str, str], dict[int, float]], connection: str, c
     return found[count] / found[1]
 
 
-# -- queues_process --
 # Clients of several queues: `python -m tidegate_lab.papers.elastic.queues_per_machine <share as
 # JSON>`.
 #

@@ -106,7 +106,6 @@ def run_elastic(
     )
 
 
-# -- real --
 # Figures 4 to 8 with real processes: a ramp, workers with a rate, machines that take time to boot.
 #
 # Theory of operation

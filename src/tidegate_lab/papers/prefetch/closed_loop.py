@@ -224,7 +224,6 @@ def draw_held(
     draw_rows(panels, file, same_scale=True)
 
 
-# -- bench --
 # The parts that the prefetch experiments of a run share: testbed, open loop and model.
 #
 # Each part is made when an experiment first uses it, so that each experiment can run alone.
@@ -403,7 +402,6 @@ async def _excite(sampling: ExperimentSampler, moves: list[tuple[ExperimentPhase
         await sampling.take(phase, prefetch)
 
 
-# -- long_samples --
 # Figure 6 with samples as long as the paper's: PI control, ten times slower.
 #
 # The model is that of the other experiments, whose samples have a tenth of the length.

@@ -186,7 +186,6 @@ async def _serve(place: ConsumerSetup) -> None:
         await asyncio.wait(tasks)
 
 
-# -- blurred --
 # Measurement faults for control loops: lost, noisy and late measurements.
 #
 # The paper names them as future work.
@@ -228,7 +227,6 @@ class NoisySensor:
         )
 
 
-# -- steered --
 # The prefetch control loop of a worker, with measurements that can be lost, noisy or late.
 
 

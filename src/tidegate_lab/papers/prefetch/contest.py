@@ -270,7 +270,6 @@ def _draw_contest(outcomes: list[ContestResult], file: Path) -> None:
     )
 
 
-# -- profiles --
 # Workload profiles, which are future work of the paper: one model for each workload.
 #
 # There are two workloads; the network delay of one is four times that of the other. A model of each

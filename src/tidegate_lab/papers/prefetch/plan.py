@@ -13,7 +13,6 @@ import msgspec
 from tidegate.core.prefetch import ControllerKind, PrefetchGoal
 from tidegate_lab.papers.prefetch.consumer_process import LoopStep, MeasurementNoise, MeterNote
 
-# -- stage --
 # Interfaces of the prefetch experiments' testbed, with real or simulated processes.
 
 
@@ -198,7 +197,6 @@ class PrefetchPlan(msgspec.Struct, frozen=True):
         )
 
 
-# -- track --
 # The notes of a consumer's meter over time, and samples of any length made from them.
 
 

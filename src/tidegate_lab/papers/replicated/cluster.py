@@ -188,7 +188,6 @@ def connect_client(
     )
 
 
-# -- disturbance --
 # A note about other processes that used the machine during a measurement.
 
 
@@ -202,7 +201,6 @@ def disturbance(taken_by_others: float) -> list[str]:
     ]
 
 
-# -- rates --
 # Production and consumption rates per second, and their means over the stable part of a run.
 
 
@@ -292,15 +290,13 @@ def average(runs: Sequence[StableRates]) -> StableRates:
     )
 
 
-# -- arrival --
 # A model of how clients arrive without election, as in JORAM by default.
 #
 # The paper says of JORAM's own balancing only that it distributes clients badly. We model it as a
 # random choice of the replica, independent of the client's role. For a fair comparison we use a
 # median outcome: with 4 producers and 8 consumers on two replicas there are 2^12 equally likely
 # placements. They are ordered by the distance between x_1 and y_1, then by the distance of both
-# from
-# one half. The median of this order is used.
+# from one half. The median of this order is used.
 
 
 def median_placement(producers: int, consumers: int) -> tuple[int, int]:
@@ -328,7 +324,6 @@ def median_placement(producers: int, consumers: int) -> tuple[int, int]:
     raise AssertionError("all outcomes together are all there are")
 
 
-# -- scale --
 # Sizes of the experiments: the paper's, or smaller ones with the factor stated.
 
 

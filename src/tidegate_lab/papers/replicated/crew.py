@@ -255,12 +255,10 @@ def client_specs(
     ]
 
 
-# -- crew_process --
 # A child process with clients: `python -m tidegate_lab.papers.replicated.crew`.
 #
 # The parent (`crew`) writes commands to its standard input, one JSON line each, and reads one
-# answer
-# per command. The process ends when its input closes.
+# answer per command. The process ends when its input closes.
 #
 # Each client has a connection of its own and one message in progress. A producer waits until its
 # message is committed before it puts the next. A consumer waits until its acknowledgement is
@@ -526,7 +524,6 @@ async def work() -> None:
         crew.abandon()
 
 
-# -- payload --
 # A payload of 1 KiB: 4 bytes producer, 4 bytes sequence number, filler, CRC-32.
 
 

@@ -274,7 +274,6 @@ class _Connection(asyncio.Protocol):
             self._answered.set_result(self._parser.get_status_code())
 
 
-# -- clients_process --
 # Clients in a child process, so that they share no event loop with the measured server.
 
 
@@ -324,7 +323,6 @@ def run_population_process(crowd: ClientPopulation) -> PopulationRecord:
         return crowd_on_its_way.seen()
 
 
-# -- promise --
 # The agreement of the experiments, judged window by window from the clients' measurements.
 #
 # The agreement is on the response time as users perceive it (TAPAS §4). It is therefore judged from
@@ -452,7 +450,6 @@ def warned_s(windows: Sequence[PromiseWindow]) -> float:
     return WINDOW_S * sum(1 for one in windows if one.is_warned)
 
 
-# -- oracle --
 # The instance-seconds of an oracle that knows the number of clients and starts instances at once.
 #
 #     needed(t) = ceil(clients(t) · service_s / (concurrency · breach_s)), within the agreed bounds

@@ -58,7 +58,6 @@ from tidegate_lab.peers.http_servers import haproxy_server, nginx_server, proxy_
 from tidegate_lab.peers.servers import ServerFailed
 from tidegate_lab.report import Drawing, ExperimentSection, Progress
 
-# -- passage --
 # One measurement of one door: response time, throughput, and processor time.
 
 
@@ -314,17 +313,14 @@ def _draw(grid: Grid, folder: Path) -> None:
     )
 
 
-# -- pairs --
 # Confidence bounds of a ratio from pairs of measurements.
 #
 #     r_i          the ratio of pair i, ours / theirs
 #     bound        exp(mean(log r) ± t(0.95, n − 1) · s / √n), s the standard deviation of log r
 #
 # The two measurements of a pair follow each other, and each side is first in half of the pairs.
-# Other
-# load on the machine then affects both sides. The bounds are one-sided: by chance, the true ratio
-# is
-# beyond a bound in one of twenty cases.
+# Other load on the machine then affects both sides. The bounds are one-sided: by chance, the true
+# ratio is beyond a bound in one of twenty cases.
 
 
 CONFIDENCE = 0.95
@@ -353,7 +349,6 @@ def _reach(ratios: Sequence[float]) -> float:
     return float(stats.t.ppf(CONFIDENCE, count - 1)) * spread
 
 
-# -- ways --
 # The kinds of doors between clients and instances: none, Tidegate's, and those of peers.
 #
 # Every door is a process of its own with its default number of threads. It is started for each
@@ -451,18 +446,15 @@ DOOR_KINDS: dict[str, DoorKind] = {
 }
 
 
-# -- paired --
 # Comparisons in pairs: measurements, their bounds, and rows of tables.
 #
 # The side `plain` is HAProxy with a static configuration. The side `ours` is HAProxy under
-# Tidegate's
-# control: the door alone (`overhead`), or all of `tidegate host` (`whole`).
+# Tidegate's control: the door alone (`overhead`), or all of `tidegate host` (`whole`).
 #
 # Each side is started for its turn and stopped after it, so that no part of it runs while the other
 # side is measured. The pairs of a case alternate between its numbers of instances. The two sides of
-# a
-# pair have the same number. The bound of a case is over all pairs, so that differences between the
-# numbers of instances widen it.
+# a pair have the same number. The bound of a case is over all pairs, so that differences between
+# the numbers of instances widen it.
 
 
 RESPONSE_BAR = 1.03
@@ -635,7 +627,6 @@ def _worded(processor_s: Sequence[float]) -> str:
     return f"{mean_s * _US:.0f} µs" if mean_s else ""
 
 
-# -- whole --
 # Figures 15 and 16 with all services: the cost of `tidegate host` compared with plain HAProxy.
 #
 # The report compares a cluster with an agreement and a cluster without. Here, one side is `tidegate

@@ -118,7 +118,6 @@ def _get(path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: shop\r\nConnection: close\r\n\r\n".encode()
 
 
-# -- bookshop --
 # The bookshop, an ASGI application with the operations choose, add, remove, buy and confirm.
 #
 # Every instance has its own SQLite database in a temporary file. So no shared database is the
@@ -127,8 +126,7 @@ def _get(path: str) -> bytes:
 # An instance has a configured capacity: a concurrency and a service time per operation. Further
 # operations wait. The service time is a sleep, which takes no processor time. So four instances on
 # one core do four times as much as one, and two cores can simulate a cluster. With a service time
-# of
-# 0 an operation takes only its own processor time.
+# of 0 an operation takes only its own processor time.
 #
 # Two further paths are not part of the shop. `/well` answers health checks without waiting. After
 # `/pace/3` every operation takes three times as long.
@@ -297,12 +295,10 @@ async def _answer(send: Send, status: int, text: str, cart: str | None = None) -
     await send({"type": "http.response.body", "body": body})
 
 
-# -- hosted --
 # The bookshop under `tidegate host`, started with the command line as a user would.
 #
 # A thread counts the instances in the store, four times a second. Paid instances are all that have
-# a
-# slot, also spare and draining ones; serving instances take requests.
+# a slot, also spare and draining ones; serving instances take requests.
 
 
 SERVICE = "shop"
@@ -429,7 +425,6 @@ def _environment() -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if not name.startswith("TIDEGATE_")}
 
 
-# -- plan --
 # The sizes of the TAPAS experiments: those of the report if two cores allow it, and quick ones.
 
 

@@ -320,7 +320,6 @@ def _draw(plan: SkewPlan, trials: Sequence[SkewTrial], file: Path) -> None:
     draw_grid(panels, file, one_legend=True)
 
 
-# -- unevenness --
 # Measures of how evenly the gateway distributes requests over instances, from its notes.
 #
 #     even      no instance has more outstanding requests than twice the mean plus one, and an

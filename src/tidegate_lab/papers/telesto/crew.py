@@ -130,7 +130,6 @@ def running_mix(ports: Sequence[int], options: MixOptions) -> Iterator[MixLoadGe
         yield MixLoadGenerator(children, controls[0])
 
 
-# -- crew_process --
 # A child process with clients: `python -m tidegate_lab.papers.telesto.crew <share as JSON>`.
 
 

@@ -191,13 +191,11 @@ class MixClient:
 _MISSES = (tidegate.NoMessagesInQueue, tidegate.NoMessagesRetrieved)
 
 
-# -- tally --
 # Counters of clients: messages, packets, and response times per type of request.
 #
 # A packet is an answer of the node, as in Telesto's metrics (§5.4 of the report). Counters only
-# grow.
-# The difference of two samples is a window; windows of several processes add up. Each second also
-# leaves a row for the figures over time.
+# grow. The difference of two samples is a window; windows of several processes add up. Each second
+# also leaves a row for the figures over time.
 
 
 PUT = "put"

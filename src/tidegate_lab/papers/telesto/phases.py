@@ -143,7 +143,6 @@ def _messages_per_commit(pairs: list[tuple[NodeStats, NodeStats]]) -> float:
     return messages / commits if commits else 0.0
 
 
-# -- phase_shares --
 # Table 5.3: the phases of a request, next to Telesto's.
 
 
@@ -288,7 +287,6 @@ def _worker_table(table: PhaseTable) -> ReportTable:
     )
 
 
-# -- stability --
 # Figures 5.1, 5.2 and 5.3: throughput and response time over time, and their distribution.
 #
 # One long run of the default mix. Reads wait at the node. Every tenth read first asks without
@@ -508,7 +506,6 @@ def _response_table(trial: TelestoTrial) -> ReportTable:
     )
 
 
-# -- trial --
 # A trial: one configuration of the system under the mix, measured until the mean is precise.
 #
 # A trial uses a fresh server with an empty store. After a warm-up it measures windows of equal
@@ -675,7 +672,6 @@ def _response(timing: Timing) -> ResponseTime:
     )
 
 
-# -- confidence --
 # The precision of a mean: Student's 95 % confidence interval, without scipy.
 #
 # half width = t(0.975, n − 1) · s / √n
