@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import textwrap
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -616,3 +617,46 @@ def columns_table() -> str:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
+
+
+# -- architecture --
+# The map of the packages and what each may import, from the contracts that `make check` enforces.
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def _contracts(kind: str) -> list[dict[str, Any]]:
+    settings = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    return [contract for contract in contracts if contract["type"] == kind]
+
+
+def _purpose(package: str) -> str:
+    """Return the first sentence of a package's docstring."""
+    source = (_ROOT / "src" / package / "__init__.py").read_text(encoding="utf-8")
+    docstring = ast.get_docstring(ast.parse(source)) or ""
+    return _escaped(" ".join(docstring.partition("\n\n")[0].split()))
+
+
+def layers_table() -> str:
+    """Return a table of the packages of tidegate, the highest layer first."""
+    rows = ["| layer | package | what it is for |", "|---|---|---|"]
+    [contract] = _contracts("layers")
+    for number, layer in reversed([*enumerate(reversed(contract["layers"]), 1)]):
+        rows += [
+            f"| {number} | `{package}` | {_purpose(f'tidegate/{package}')} |"
+            for package in layer.split(" | ")
+        ]
+    return "\n".join(rows)
+
+
+def contracts_table() -> str:
+    """Return a table of the imports that are forbidden besides those of higher layers."""
+    rows = ["| rule | modules | may not import |", "|---|---|---|"]
+    for contract in _contracts("forbidden"):
+        sources = [name.removeprefix("tidegate.") for name in contract["source_modules"]]
+        forbidden = contract["forbidden_modules"]
+        directly = " directly" if contract.get("allow_indirect_imports") else ""
+        row = f"| {contract['name']} | {_listed(sources)} | {_listed(forbidden)}{directly} |"
+        rows.append(row)
+    return "\n".join(rows)

@@ -1,4 +1,6 @@
-"""The metrics an agreement can promise: their units, and in which direction they get worse.
+"""Agreements on service levels: documents, their evaluation, and the metrics they promise.
+
+A metric has a unit, and a direction in which it gets worse. The margin moves the warning point:
 
     warning point = breach · (1 − margin)            worse when larger: 6 s and 20 % give 4.8 s
     warning point = breach · (1 + margin)            worse when smaller: 100 msg/s give 120

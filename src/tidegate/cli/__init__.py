@@ -1,4 +1,4 @@
-"""The module of each command.
+"""The `tidegate` command: settings, wiring, and a module for each group of commands.
 
 One command imports only its own module. Importing all modules would take longer than most commands
 run, and machines start many workers. `app.py` imports all groups, and a test compares the two
@@ -12,8 +12,6 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-
-# The `tidegate` command: argument parsing, settings and wiring.
 
 
 def main() -> None:

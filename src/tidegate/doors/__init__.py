@@ -1,4 +1,4 @@
-"""Settings that every door takes, whatever its engine."""
+"""Front doors: the gateway and HAProxy as engines of a door, and the settings of both."""
 
 from __future__ import annotations
 

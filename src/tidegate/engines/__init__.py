@@ -1,4 +1,1 @@
-"""A sensor and an actuator for each engine, built on the engine's public interface."""
-
-
-# Tidegate's own nodes as an engine: stats in, requests out.
+"""Engines: Tidegate's own nodes and RabbitMQ, a sensor and an actuator for each."""

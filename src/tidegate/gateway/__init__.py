@@ -1,4 +1,4 @@
-"""The embedded HTTP reverse proxy; see gateway.py."""
+"""The embedded HTTP reverse proxy: it balances requests and sessions over servers."""
 
 from tidegate.gateway.gateway import Gateway, GatewayLimits
 from tidegate.gateway.http1 import StickySessions

@@ -1,4 +1,7 @@
-"""The states of a message in a queue, as a table. The diagram in the docs is made from it."""
+"""One queue in memory, without I/O: lanes, leases, fairness, and the states of a message.
+
+This module has the states as a table. The diagram in the docs is made from it.
+"""
 
 from __future__ import annotations
 

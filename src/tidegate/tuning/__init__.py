@@ -1,4 +1,7 @@
-"""The goal of a tuning: a rate, the behaviour of the loop, and the limits of the experiment."""
+"""Experiments that fit a prefetch controller to one consumer, as `tidegate tune` runs them.
+
+This module has the goal: a rate, the behaviour of the loop, and the limits of the experiment.
+"""
 
 from __future__ import annotations
 
