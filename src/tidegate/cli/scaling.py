@@ -437,14 +437,14 @@ def move(
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """Move a queue to another node, given by id, name or address (see `tidegate members`).
+    """Move a queue to another node, given by id, name or address (see `tidegate nodes`).
 
     Example: `tidegate move orders 2`
     """
     output = Output(json)
 
     async def give(mq: Client) -> Member:
-        heir = _member_called(member, await mq.members())
+        heir = _living_node(member, await mq.members())
         await mq.set_owner(queue_key(queue), heir.member_id)
         return heir
 
@@ -455,8 +455,8 @@ def move(
         output.line(f"queue {queue} is served by {heir.name} ({heir.address})")
 
 
-def _member_called(text: str, members: list[Member]) -> Member:
-    living = [member for member in members if member.alive]
+def _living_node(text: str, nodes: list[Member]) -> Member:
+    living = [node for node in nodes if node.alive]
     for found in living:
         if text in (str(found.member_id), found.name, found.address):
             return found

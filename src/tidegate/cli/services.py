@@ -256,22 +256,22 @@ def _as_json(
     }
 
 
-# The command `hold`: overrides of the control law of an HTTP service.
+# The command `override`: overrides of the control law of an HTTP service.
 #
 # Like `deploy` it writes to the store, and access to the store is the only permission it needs. A
 # change is applied on top of concurrent changes, and recorded as a decision.
 
 
-_OVERRIDE_COLUMNS = [Column("held", style="bold"), Column("value")]
+_OVERRIDE_COLUMNS = [Column("override", style="bold"), Column("value")]
 # How often to try a change that collides with changes by other clients.
 _TRIES_MAX = 8
 
 
 def register_override(app: typer.Typer) -> None:
-    app.command("hold")(hold)
+    app.command("override")(override)
 
 
-def hold(
+def override(
     service: Annotated[str, typer.Argument(metavar="SERVICE", help="As `http =` calls it.")],
     instances: Annotated[
         int | None, typer.Option(min=1, help="So many serve, whatever is in hand.")
@@ -300,7 +300,7 @@ def hold(
 
     An override takes precedence over the control law and the agreement until --auto removes it.
 
-    Example: `tidegate hold shop --min 3`
+    Example: `tidegate override shop --min 3`
     """
     urls = running_stores(store, data, load_settings(config, os.environ))
     named = {
@@ -311,15 +311,18 @@ def hold(
         "in_flight_max": admit,
     }
     changes = {name: value for name, value in named.items() if value is not None}
-    held = ask_store(urls, lambda found: override_service(found, service, changes, auto=auto))
+    overrides = ask_store(urls, lambda found: override_service(found, service, changes, auto=auto))
     output = Output(json)
     if json:
-        output.json({"service": service, "by_hand": held})
+        output.json({"service": service, "by_hand": overrides})
         return
-    if held == NO_OVERRIDE:
-        print(f"nothing of {service} is held: the law decides, as is agreed", file=sys.stderr)
+    if overrides == NO_OVERRIDE:
+        print(
+            f"service {service} has no override: the law decides within the agreed bounds",
+            file=sys.stderr,
+        )
         return
-    said = msgspec.structs.asdict(held).items()
+    said = msgspec.structs.asdict(overrides).items()
     output.table(
         _OVERRIDE_COLUMNS, [[name.replace("_", " "), v] for name, v in said if v is not None]
     )

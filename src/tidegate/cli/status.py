@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from tidegate.telemetry.stats import ClusterStats, ConsumerStats, QueueStats
 
 
-# The commands `status`, `ping` and `members`.
+# The commands `status`, `ping` and `nodes`.
 
 
-_MEMBER_COLUMNS = [
+_MEMBERSHIP_COLUMNS = [
     Column("id", right=True, style="dim"),
     Column("node", style="bold"),
     Column("address"),
@@ -67,7 +67,7 @@ _RETRY_S = 0.1
 def register_status(app: typer.Typer) -> None:
     app.command("status")(show_status)
     app.command("ping")(ping)
-    app.command("members")(members)
+    app.command("nodes")(list_nodes)
 
 
 def show_status(
@@ -150,7 +150,7 @@ def ping(
     output.line(f"{url} answers in {median}{spread}")
 
 
-def members(url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
+def list_nodes(url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
     """List the nodes that share the store."""
     output = Output(json)
     found = ask(url, lambda mq: mq.members())
@@ -161,7 +161,7 @@ def members(url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
         names = ["member_id", "name", "address", "alive", "queues"]
         output.json([dict(zip(names, row, strict=True)) for row in rows])
     else:
-        output.table(_MEMBER_COLUMNS, rows)
+        output.table(_MEMBERSHIP_COLUMNS, rows)
 
 
 TableParts = tuple[str, Sequence[Column], list[list[Cell]]]
