@@ -76,7 +76,10 @@ def deploy(
     agreement: AgreementOption,
     options: ServiceOptions = DEFAULT_SERVICE_OPTIONS,
     wait: Annotated[
-        float, duration_option("Until the new version serves; 0s: do not wait. [default: 120s]")
+        float,
+        duration_option(
+            "Wait this long for the new version to serve; 0s does not wait. [default: 120s]"
+        ),
     ] = 120.0,
     store: StoreOption = None,
     data: StoreDataOption = None,
@@ -165,7 +168,12 @@ async def read_service(store: HostingStore, name: str) -> tuple[Service | None, 
 
 
 def undeploy(
-    service: Annotated[str, typer.Argument(metavar="SERVICE", help="As `http =` calls it.")],
+    service: Annotated[
+        str,
+        typer.Argument(
+            metavar="SERVICE", help="Name of the service, as in `http =` of its agreement."
+        ),
+    ],
     store: StoreOption = None,
     data: StoreDataOption = None,
     config: ConfigOption = None,
@@ -272,24 +280,45 @@ def register_override(app: typer.Typer) -> None:
 
 
 def override(
-    service: Annotated[str, typer.Argument(metavar="SERVICE", help="As `http =` calls it.")],
+    service: Annotated[
+        str,
+        typer.Argument(
+            metavar="SERVICE", help="Name of the service, as in `http =` of its agreement."
+        ),
+    ],
     instances: Annotated[
-        int | None, typer.Option(min=1, help="So many serve, whatever is in hand.")
+        int | None, typer.Option(min=1, help="Set the number of instances, whatever the load is.")
     ] = None,
     least: Annotated[
-        int | None, typer.Option("--min", min=1, help="Instances at least, whatever is agreed.")
+        int | None,
+        typer.Option(
+            "--min",
+            min=1,
+            help="Set the smallest number of instances, whatever the agreement says.",
+        ),
     ] = None,
     most: Annotated[
-        int | None, typer.Option("--max", min=1, help="Instances at most, whatever is agreed.")
+        int | None,
+        typer.Option(
+            "--max", min=1, help="Set the largest number of instances, whatever the agreement says."
+        ),
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Requests that each instance has at a time.")
+        int | None,
+        typer.Option(min=1, help="Set the maximum number of concurrent requests of each instance."),
     ] = None,
     admit: Annotated[
-        int | None, typer.Option(min=1, help="Requests that all doors let in at a time.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Set the maximum number of concurrent requests that all doors admit together.",
+        ),
     ] = None,
     auto: Annotated[
-        bool, typer.Option("--auto", help="Give all else back: the law decides, as is agreed.")
+        bool,
+        typer.Option(
+            "--auto", help="Remove all other overrides; the law decides within the agreed bounds."
+        ),
     ] = False,
     store: StoreOption = None,
     data: StoreDataOption = None,

@@ -71,10 +71,15 @@ def register_status(app: typer.Typer) -> None:
 
 
 def show_status(
-    queue: Annotated[str | None, typer.Option(help="Only this queue: its name, or #id.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again and again.")] = False,
+    queue: Annotated[
+        str | None, typer.Option(help="Show only this queue, given by name or #id.")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Refresh the output until Ctrl-C.")
+    ] = False,
     every: Annotated[
-        float, duration_option("How often, with --watch. [default: 1s]", some_duration_s)
+        float,
+        duration_option("Time between two refreshes with --watch. [default: 1s]", some_duration_s),
     ] = 1.0,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
@@ -116,9 +121,11 @@ async def _watch_live(mq: Client, output: Output, queue: str | int | None, every
 
 
 def ping(
-    count: Annotated[int, typer.Option("--count", "-c", min=1, help="How often.")] = 1,
+    count: Annotated[
+        int, typer.Option("--count", "-c", min=1, help="Number of round trips to measure.")
+    ] = 1,
     wait: Annotated[
-        float, duration_option("Wait so long for a node to come up. [default: not at all]")
+        float, duration_option("Wait this long for a node to start. [default: no wait]")
     ] = 0.0,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
@@ -346,10 +353,10 @@ def register_top(app: typer.Typer) -> None:
 
 
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once, then exit.")] = False,
     every: Annotated[
         float,
-        duration_option("How often to look: 1s or longer. [default: 1s]", some_duration_s),
+        duration_option("Time between two refreshes, 1s or longer. [default: 1s]", some_duration_s),
     ] = 1.0,
     url: UrlOption = DEFAULT,
     store: StoreOption = None,
