@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-RoundsOption = Annotated[int | None, typer.Option(min=1, help="How often.")]
-SecondsOption = Annotated[float | None, typer.Option(min=0.1, help="Length of a run.")]
+RoundsOption = Annotated[int | None, typer.Option(min=1, help="Number of rounds.")]
+SecondsOption = Annotated[float | None, typer.Option(min=0.1, help="Length of one run in seconds.")]
 
-bench = typer.Typer(no_args_is_help=True, help="Benchmarks.")
+bench = typer.Typer(no_args_is_help=True, help="Run benchmarks.")
 
 
 def register_bench(app: typer.Typer) -> None:
@@ -42,15 +42,31 @@ def register_bench(app: typer.Typer) -> None:
 @bench.command("run")
 def run_load_command(
     rate: Annotated[
-        float | None, typer.Option(min=0.1, help="Messages a second in all; none: flat out.")
+        float | None,
+        typer.Option(
+            min=0.1, help="Rate of all producers together in messages a second. [default: no limit]"
+        ),
     ] = None,
-    producers: Annotated[int, typer.Option(min=1, max=64, help="Processes that put.")] = 1,
-    consumers: Annotated[int, typer.Option(min=0, max=64, help="Processes that take.")] = 1,
-    prefetch: Annotated[int, typer.Option(min=1, help="Of each consumer.")] = 2000,
-    size: Annotated[str, typer.Option(help="Of a message, such as 256 or 4KiB.")] = "256",
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long to produce.")] = 10.0,
-    in_flight: Annotated[int, typer.Option(min=1, help="Unconfirmed puts of a producer.")] = 1000,
-    transient: Annotated[bool, typer.Option("--transient", help="In memory only.")] = False,
+    producers: Annotated[
+        int, typer.Option(min=1, max=64, help="Number of producer processes.")
+    ] = 1,
+    consumers: Annotated[
+        int, typer.Option(min=0, max=64, help="Number of consumer processes.")
+    ] = 1,
+    prefetch: Annotated[int, typer.Option(min=1, help="Prefetch of each consumer.")] = 2000,
+    size: Annotated[str, typer.Option(help="Size of a message, such as 256 or 4KiB.")] = "256",
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="Time for which the producers put messages, in seconds.")
+    ] = 10.0,
+    in_flight: Annotated[
+        int, typer.Option(min=1, help="Maximum number of unconfirmed puts of a producer.")
+    ] = 1000,
+    transient: Annotated[
+        bool,
+        typer.Option(
+            "--transient", help="Use a transient queue, which keeps messages in memory only."
+        ),
+    ] = False,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
@@ -85,13 +101,20 @@ def run_load_command(
 @bench.command("compare")
 def bench_compare(
     only: Annotated[str, typer.Option(help="Systems to measure, separated by commas.")] = "",
-    repeat: Annotated[int, typer.Option(min=1, help="Rounds.")] = 3,
+    repeat: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 3,
     messages: Annotated[
-        int | None, typer.Option(min=1, help="Messages of a run, instead of finding out.")
+        int | None,
+        typer.Option(min=1, help="Number of messages of one run, instead of a calibrated number."),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Wanted length of a run.")] = 4.0,
-    latency: Annotated[bool, typer.Option(help="Measure latencies too.")] = True,
-    latency_seconds: Annotated[float, typer.Option(min=0.5, help="Length of that.")] = 10.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="Wanted length of one run in seconds.")
+    ] = 4.0,
+    latency: Annotated[
+        bool, typer.Option(help="Also measure latencies, or do not measure them.")
+    ] = True,
+    latency_seconds: Annotated[
+        float, typer.Option(min=0.5, help="Length of the latency measurement in seconds.")
+    ] = 10.0,
     json: JsonOption = False,
 ) -> None:
     """Compare Tidegate with RabbitMQ, Redis and NATS, each started on this machine.
@@ -121,7 +144,9 @@ def bench_compare(
 def bench_backlog(
     waiting: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Messages that wait; may be repeated. [default: 1 and 5 million]"),
+        typer.Option(
+            min=1, help="Number of waiting messages; may be repeated. [default: 1 and 5 million]"
+        ),
     ] = None,
     rounds: RoundsOption = None,
     seconds: SecondsOption = None,
@@ -147,7 +172,7 @@ def bench_backlog(
 def bench_clients(
     count: Annotated[
         list[int] | None,
-        typer.Option(min=9, help="Clients; may be repeated. [default: 9, 90 and 270]"),
+        typer.Option(min=9, help="Number of clients; may be repeated. [default: 9, 90 and 270]"),
     ] = None,
     rounds: RoundsOption = None,
     seconds: SecondsOption = None,
@@ -172,7 +197,10 @@ def bench_clients(
 @bench.command("recording")
 def bench_recording(
     pairs: Annotated[
-        int | None, typer.Option(min=10, help="Pairs of runs, with and without. [default: 30]")
+        int | None,
+        typer.Option(
+            min=10, help="Number of pairs of runs, with and without recording. [default: 30]"
+        ),
     ] = None,
     seconds: SecondsOption = None,
     quick: QuickOption = False,
@@ -196,9 +224,11 @@ def bench_recording(
 def bench_control(
     replicas: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Replicas; may be repeated. [default: 125 to 2000]"),
+        typer.Option(min=1, help="Number of replicas; may be repeated. [default: 125 to 2000]"),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of each.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Number of control steps for each number of replicas.")
+    ] = None,
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -219,7 +249,11 @@ def bench_control(
 @bench.command("alias")
 def bench_alias(
     pairs: Annotated[
-        int | None, typer.Option(min=2, help="Pairs of runs, through it and direct. [default: 30]")
+        int | None,
+        typer.Option(
+            min=2,
+            help="Number of pairs of runs, through a logical queue and a plain one. [default: 30]",
+        ),
     ] = None,
     seconds: SecondsOption = None,
     quick: QuickOption = False,
@@ -242,10 +276,15 @@ def bench_alias(
 @bench.command("pipeline")
 def bench_pipeline(
     rows: Annotated[
-        str | None, typer.Option(help="Rows of telemetry, by commas. [default: 1M,10M,50M]")
+        str | None,
+        typer.Option(help="Numbers of telemetry rows, separated by commas. [default: 1M,10M,50M]"),
     ] = None,
     jobs: Annotated[
-        str, typer.Option(help="Jobs, by commas. [default: identification,compliance,lifecycle]")
+        str,
+        typer.Option(
+            help="Jobs to measure, separated by commas. [default: "
+            "identification,compliance,lifecycle]"
+        ),
     ] = "",
     rounds: RoundsOption = None,
     quick: QuickOption = False,
@@ -280,8 +319,8 @@ EXPERIMENTS = {
     "storm": "a queue scaled up and down under load while its machines, workers and leader are "
     "killed; nothing confirmed is lost",
 }
-SeedOption = Annotated[int | None, typer.Option(help="Of the random moments.")]
-RateOption = Annotated[float, typer.Option(min=1.0, help="Puts a second of a producer.")]
+SeedOption = Annotated[int | None, typer.Option(help="Seed of the random moments.")]
+RateOption = Annotated[float, typer.Option(min=1.0, help="Rate of each producer in puts a second.")]
 
 
 def register_faults(run: typer.Typer) -> None:
@@ -290,9 +329,9 @@ def register_faults(run: typer.Typer) -> None:
 
 
 def kills(
-    count: Annotated[int, typer.Option("--kills", min=1, help="How many.")] = 200,
-    what: Annotated[str, typer.Option(help="node, postgres or both.")] = "both",
-    nodes: Annotated[int, typer.Option(min=1, max=8, help="How many node processes.")] = 1,
+    count: Annotated[int, typer.Option("--kills", min=1, help="Number of kills.")] = 200,
+    what: Annotated[str, typer.Option(help="What to kill: node, postgres or both.")] = "both",
+    nodes: Annotated[int, typer.Option(min=1, max=8, help="Number of node processes.")] = 1,
     rate: RateOption = 400.0,
     seed: SeedOption = None,
     json: JsonOption = False,
@@ -310,9 +349,9 @@ def kills(
 
 
 def storm(
-    events: Annotated[int, typer.Option(min=1, help="Orders for another number.")] = 100,
-    stores: Annotated[int, typer.Option(min=1, max=8, help="PostgreSQL servers.")] = 1,
-    kill_store: Annotated[bool, typer.Option("--kill-store", help="Kill PostgreSQL, too.")] = False,
+    events: Annotated[int, typer.Option(min=1, help="Number of orders to scale the queue.")] = 100,
+    stores: Annotated[int, typer.Option(min=1, max=8, help="Number of PostgreSQL servers.")] = 1,
+    kill_store: Annotated[bool, typer.Option("--kill-store", help="Also kill PostgreSQL.")] = False,
     rate: RateOption = 150.0,
     seed: SeedOption = None,
     json: JsonOption = False,
@@ -379,14 +418,21 @@ def _render_verdict(report: Any, console: Console) -> None:
 # The commands `tidegate lab …`: experiments of the papers; `faults` adds fault injection.
 
 
-lab = typer.Typer(no_args_is_help=True, help="Experiments.")
-run = typer.Typer(no_args_is_help=True, help="Run one.")
+lab = typer.Typer(no_args_is_help=True, help="List and run experiments.")
+run = typer.Typer(no_args_is_help=True, help="Run one experiment.")
 lab.add_typer(run, name="run")
 
-OnlyOption = Annotated[str, typer.Option(help="Parts of it, separated by commas.")]
-ResultsOption = Annotated[Path | None, typer.Option(help="Folder [default: results].")]
+OnlyOption = Annotated[
+    str, typer.Option(help="Run only these parts of the experiment, separated by commas.")
+]
+ResultsOption = Annotated[
+    Path | None, typer.Option(help="Folder for the results. [default: results]")
+]
 NameOption = Annotated[
-    str | None, typer.Option(help="Folder of this run, below the experiment's [default: the time].")
+    str | None,
+    typer.Option(
+        help="Name of this run's folder below the experiment's folder. [default: the time]"
+    ),
 ]
 
 _EXPERIMENTS = {
@@ -432,16 +478,20 @@ def list_experiments(json: JsonOption = False) -> None:
 def telesto(
     only: OnlyOption = "",
     seconds: Annotated[
-        float | None, typer.Option(min=0.1, help="Length of each window of a sweep.")
+        float | None, typer.Option(min=0.1, help="Length of each window of a sweep in seconds.")
     ] = None,
     stability_seconds: Annotated[
-        float | None, typer.Option(min=1.0, help="Length of the long run.")
+        float | None, typer.Option(min=1.0, help="Length of the long run in seconds.")
     ] = None,
     hours: Annotated[
-        float | None, typer.Option(min=0.01, help="The same in hours; the report's took 2.")
+        float | None,
+        typer.Option(min=0.01, help="Length of the long run in hours; the report's run took 2."),
     ] = None,
     repeats_max: Annotated[
-        int | None, typer.Option(min=2, help="Windows at most, however wide the interval.")
+        int | None,
+        typer.Option(
+            min=2, help="Maximum number of windows, even if the confidence interval is wide."
+        ),
     ] = None,
     results: ResultsOption = None,
     name: NameOption = None,
@@ -469,10 +519,11 @@ def telesto(
 def replicated_queues(
     only: OnlyOption = "",
     full: Annotated[
-        bool, typer.Option("--full", help="The paper's own numbers; takes most of an hour.")
+        bool,
+        typer.Option("--full", help="Use the paper's own numbers; this takes most of an hour."),
     ] = False,
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="The paper's own numbers in virtual time.")
+        bool, typer.Option("--simulate", help="Use the paper's own numbers in virtual time.")
     ] = False,
     results: ResultsOption = None,
     name: NameOption = None,
@@ -497,18 +548,21 @@ def replicated_queues(
 @run.command("elastic-queues", help=f"Run {_EXPERIMENTS['elastic-queues']}.")
 def elastic_queues(
     simulated: Annotated[
-        bool, typer.Option("--simulate", help="In virtual time, at the paper's own numbers.")
+        bool, typer.Option("--simulate", help="Use the paper's own numbers in virtual time.")
     ] = False,
     only: OnlyOption = "",
     traces: Annotated[
-        int | None, typer.Option(min=20, help="Simulated: how many traces [default: 500].")
+        int | None, typer.Option(min=20, help="Number of simulated traces. [default: 500]")
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, help="Simulated: of the traces to judge by [default: 30000]."),
+        typer.Option(
+            min=0, help="Seed of the simulated traces for the comparison. [default: 30000]"
+        ),
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="With real processes: a slower clock; takes long.")
+        bool,
+        typer.Option("--full", help="Run real processes with a slower clock; this takes long."),
     ] = False,
     results: ResultsOption = None,
     name: NameOption = None,
@@ -541,13 +595,15 @@ def elastic_queues(
 
 @run.command("prefetch-control", help=f"Run {_EXPERIMENTS['prefetch-control']}.")
 def prefetch_control(
-    engine: Annotated[str, typer.Option(help="rabbitmq or tidegate.")] = "rabbitmq",
+    engine: Annotated[
+        str, typer.Option(help="The broker to use: rabbitmq or tidegate.")
+    ] = "rabbitmq",
     only: OnlyOption = "",
     full: Annotated[
-        bool, typer.Option("--full", help="The paper's own numbers; takes hours.")
+        bool, typer.Option("--full", help="Use the paper's own numbers; this takes hours.")
     ] = False,
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="In virtual time; takes half a minute.")
+        bool, typer.Option("--simulate", help="Run in virtual time; this takes half a minute.")
     ] = False,
     results: ResultsOption = None,
     name: NameOption = None,
@@ -580,10 +636,14 @@ def prefetch_control(
 def tapas(
     only: OnlyOption = "",
     pairs: Annotated[
-        int | None, typer.Option(min=2, help="Pairs of plain HAProxy and ours [default: 12].")
+        int | None,
+        typer.Option(
+            min=2,
+            help="Number of pairs of runs with plain HAProxy and with Tidegate. [default: 12]",
+        ),
     ] = None,
     engine: Annotated[
-        Engine, typer.Option(help="Before our instances, where the agreement is kept.")
+        Engine, typer.Option(help="Door in front of the instances for which the agreement is kept.")
     ] = Engine.GATEWAY,
     results: ResultsOption = None,
     name: NameOption = None,

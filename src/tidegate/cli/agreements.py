@@ -42,7 +42,10 @@ if TYPE_CHECKING:
 
 
 FilesArgument = Annotated[
-    list[Path], typer.Argument(metavar="FILE...", help="A TOML document, or a folder of them.")
+    list[Path],
+    typer.Argument(
+        metavar="FILE...", help="An agreement as a TOML file, or a folder of such files."
+    ),
 ]
 
 _AGREEMENT_COLUMNS = [
@@ -58,7 +61,7 @@ _AGREEMENT_COLUMNS = [
 
 agreement_app = typer.Typer(
     name="agreement",
-    help="What a service promises: check it, plan it, take it from and to other formats.",
+    help="Check agreements, plan their capacity, and convert them from and to other formats.",
     no_args_is_help=True,
 )
 
@@ -100,20 +103,32 @@ def check(files: FilesArgument, json: JsonOption = False) -> None:
 
 @agreement_app.command("import")
 def import_agreements(
-    file: Annotated[Path, typer.Argument(help="OpenSLO v1 (.yaml), or TAPAS-style XML (.xml).")],
+    file: Annotated[
+        Path, typer.Argument(help="A file in OpenSLO v1 (.yaml) or TAPAS-style XML (.xml).")
+    ],
     out: Annotated[
         Path | None,
-        typer.Option(help="A file, or a folder for one file each. [default: to the screen]"),
+        typer.Option(
+            help="Write to this file, or write one file per agreement to this folder. "
+            "[default: print]"
+        ),
     ] = None,
     metric: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SLO=METRIC[:UNIT]",
-            help="What an SLO of another source measures, as in foo=response:ms; may be repeated.",
+            help="The metric that an SLO with another source measures, such as "
+            "foo=response:ms; may be repeated.",
         ),
     ] = None,
-    queue: Annotated[str | None, typer.Option(help="Which it governs, if it does not say.")] = None,
-    http: Annotated[str | None, typer.Option(help="Which it governs, if it does not say.")] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(help="The queue that the agreement governs, if the file names none."),
+    ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(help="The HTTP service that the agreement governs, if the file names none."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Convert OpenSLO or TAPAS-style XML to TOML agreements; print a note for each part left out.
@@ -145,8 +160,8 @@ def import_agreements(
 
 @agreement_app.command("export")
 def export_agreement(
-    file: Annotated[Path, typer.Argument(help="A TOML document.")],
-    out: Annotated[Path | None, typer.Option(help="A file. [default: to the screen]")] = None,
+    file: Annotated[Path, typer.Argument(help="An agreement as a TOML file.")],
+    out: Annotated[Path | None, typer.Option(help="Write to this file. [default: print]")] = None,
 ) -> None:
     """Convert an agreement to OpenSLO v1; print a note for each part that OpenSLO cannot express.
 
@@ -301,22 +316,28 @@ _HEADINGS = {
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(help="A TOML document.")],
+    file: Annotated[Path, typer.Argument(help="An agreement as a TOML file.")],
     machines: Annotated[
-        int | None, typer.Option(min=0, help="How many there are. [default: as many as it takes]")
+        int | None,
+        typer.Option(min=0, help="Number of available machines. [default: as many as needed]"),
     ] = None,
-    slots: Annotated[int, typer.Option(min=1, max=1000, help="Replicas that each takes.")] = 1,
+    slots: Annotated[
+        int, typer.Option(min=1, max=1000, help="Number of replicas that fit on one machine.")
+    ] = 1,
     load: Annotated[
-        str | None, typer.Option(help="What is to be served, such as 400/s. [default: promised]")
+        str | None,
+        typer.Option(help="The load to serve, such as 400/s. [default: the agreed throughput]"),
     ] = None,
     capacity: Annotated[
-        str | None, typer.Option(help="What one replica does, such as 120/s. [default: learned]")
+        str | None,
+        typer.Option(help="The capacity of one replica, such as 120/s. [default: learned]"),
     ] = None,
     boot: Annotated[
-        str | None, typer.Option(help="How long a machine boots, such as 90s. [default: learned]")
+        str | None, typer.Option(help="The boot time of a machine, such as 90s. [default: learned]")
     ] = None,
     knowledge: Annotated[
-        Path | None, typer.Option(help="What was learned. [default: from the settings]")
+        Path | None,
+        typer.Option(help="Read the learned models from this folder. [default: from the settings]"),
     ] = None,
     data: DataOption = None,
     config: ConfigOption = None,
@@ -527,9 +548,15 @@ def register_sla(app: typer.Typer) -> None:
 
 def sla(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="An agreement, or what it governs.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="Only this agreement, or only the agreements of this queue or service.",
+        ),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Again each second.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Refresh the output every second.")
+    ] = False,
     json: JsonOption = False,
     store: StoreOption = None,
     data: StoreDataOption = None,

@@ -54,7 +54,10 @@ def _print_version(wanted: bool) -> None:
 
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Which one.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None: ...
 
@@ -84,14 +87,15 @@ EMPTY_RESULT = 3
 INTERRUPTED = 130
 
 _MEANINGS = {
-    0: "done",
-    FAILED: "it could not be done, or does not hold: nobody answers, nothing is called so, it is "
-    "not allowed, it failed on the way; a promise is broken, a check says no",
-    USAGE_ERROR: "it cannot be meant: the command line, a value in it, the settings, an "
-    "agreement, or an application that cannot be imported. The same again ends the same, "
-    "whatever runs",
-    EMPTY_RESULT: "there is nothing yet: no message, nothing hosted, nothing learned",
-    INTERRUPTED: "interrupted",
+    0: "The command succeeded.",
+    FAILED: "The input is valid, but the command failed or its answer is negative: "
+    "no node answers, the named object does not exist, a right is missing, "
+    "an agreement is breached, or a check found problems.",
+    USAGE_ERROR: "The input is invalid: the command line, a value in it, the settings, an "
+    "agreement, or an application that cannot be imported. The same command "
+    "fails again.",
+    EMPTY_RESULT: "There is no result yet: no message, no hosted service, or no learned model.",
+    INTERRUPTED: "Ctrl-C interrupted the command.",
 }
 
 

@@ -75,8 +75,8 @@ TrustOption = Annotated[
     typer.Option(
         "--trust",
         metavar="NETWORK",
-        help="Whose word about the client counts (X-Forwarded-For …), such as 10.0.0.0/8: that of "
-        "a proxy in front. May be repeated. [default: nobody's]",
+        help="Network of proxies whose X-Forwarded-For headers the door trusts, such "
+        "as 10.0.0.0/8; may be repeated. [default: none]",
     ),
 ]
 
@@ -86,20 +86,32 @@ def register(app: typer.Typer) -> None:
 
 
 def door(
-    service: Annotated[str, typer.Argument(metavar="SERVICE", help="As `http =` calls it.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for a free one.")] = 8080,
+    service: Annotated[
+        str,
+        typer.Argument(
+            metavar="SERVICE", help="Name of the service, as in `http =` of its agreement."
+        ),
+    ],
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free port.")
+    ] = 8080,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     engine: Annotated[
-        Engine | None, typer.Option(help="What it is. [default: as the service says]")
+        Engine | None,
+        typer.Option(
+            help="The program that serves as the door. [default: the engine of the service]"
+        ),
     ] = None,
     drain: Annotated[
-        float, duration_option("How long SIGTERM lets requests finish. [default: 30s]")
+        float,
+        duration_option("Time that running requests have to finish after SIGTERM. [default: 30s]"),
     ] = 30.0,
     advertise: Annotated[
         str | None,
         typer.Option(
-            help="Name or address under which others reach it, and the probe asks it. "
-            "[default: --host, or this computer's name if that is all addresses]"
+            help="Host name or address under which clients and the probe reach the door. "
+            "[default: --host, or this computer's name if the door listens on all "
+            "addresses]"
         ),
     ] = None,
     trust: TrustOption = None,

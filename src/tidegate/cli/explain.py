@@ -35,14 +35,22 @@ def register(app: typer.Typer) -> None:
 def explain(
     queue: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="A queue, or what is hosted; without: the machines."),
+        typer.Argument(
+            metavar="[NAME]",
+            help="Name of a queue or an HTTP service; without it, the decisions about "
+            "machines are shown.",
+        ),
     ] = None,
     number: Annotated[
-        int, typer.Option("--number", "-n", min=1, max=500, help="Decisions at most.")
+        int,
+        typer.Option("--number", "-n", min=1, max=500, help="Maximum number of decisions to show."),
     ] = 20,
     prefetch: Annotated[
         bool,
-        typer.Option("--prefetch", help="The last control steps of each consumer that is steered."),
+        typer.Option(
+            "--prefetch",
+            help="Show the last control steps of each consumer whose prefetch is controlled.",
+        ),
     ] = False,
     url: UrlOption = DEFAULT,
     store: StoreOption = None,

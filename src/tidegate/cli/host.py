@@ -94,21 +94,21 @@ def host(
     target: TargetArgument,
     agreement: AgreementOption,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Of the first door, 0 for a free one.")
+        int, typer.Option(min=0, max=65535, help="Port of the first door; 0 chooses a free port.")
     ] = 8080,
     listen: Annotated[
         str, typer.Option("--host", help="Address that the doors listen on.")
     ] = "127.0.0.1",
     doors: Annotated[
-        int, typer.Option(min=1, max=16, help="Front doors, on one port after the other.")
+        int, typer.Option(min=1, max=16, help="Number of front doors, on consecutive ports.")
     ] = 1,
     node_port: Annotated[
         int | None,
         typer.Option(
             min=0,
             max=65535,
-            help="Of the node that comes with a store of its own, 0 for a free one. "
-            "[default: 7411, or a free one if that is taken]",
+            help="Port of the node that runs beside the embedded store; 0 chooses a free "
+            "port. [default: 7411, or a free port if 7411 is in use]",
         ),
     ] = None,
     trust: TrustOption = None,
@@ -119,7 +119,12 @@ def host(
         typer.Option(help="Folder of the embedded PostgreSQL. [default: tidegate-data]"),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Logs of all processes here, not in a file.")
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            help="Print the logs of all processes here instead of writing them to files.",
+        ),
     ] = False,
     config: ConfigOption = None,
 ) -> None:

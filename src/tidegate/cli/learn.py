@@ -49,15 +49,23 @@ DataOption = Annotated[
     ),
 ]
 LakeOption = Annotated[
-    str | None, typer.Option("--lake", help="Where nodes record. [default: from the settings]")
+    str | None,
+    typer.Option(
+        "--lake",
+        help="Folder or address of the lake that nodes record into. [default: from the settings]",
+    ),
 ]
 KnowledgeOption = Annotated[
     Path | None,
-    typer.Option("--knowledge", help="Where results go. [default: from the settings]"),
+    typer.Option(
+        "--knowledge", help="Write the learned models to this folder. [default: from the settings]"
+    ),
 ]
 AgreementOption = Annotated[
     list[Path] | None,
-    typer.Option("--agreement", help="A file, or a folder of them; may be repeated."),
+    typer.Option(
+        "--agreement", help="An agreement file, or a folder of agreement files; may be repeated."
+    ),
 ]
 
 
@@ -72,12 +80,15 @@ def register_learn(app: typer.Typer) -> None:
 
 
 def learn(
-    since: Annotated[str, typer.Option(help="How far back, such as 12h or 7d.")] = "7d",
+    since: Annotated[
+        str, typer.Option(help="Use telemetry of this last period only, such as 12h or 7d.")
+    ] = "7d",
     data: DataOption = None,
     lake: LakeOption = None,
     knowledge: KnowledgeOption = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="One job; may be repeated. [default: all]")
+        list[str] | None,
+        typer.Option(help="Run only this job; may be repeated. [default: all jobs]"),
     ] = None,
     agreement: AgreementOption = None,
     config: ConfigOption = None,
@@ -268,24 +279,27 @@ def register_watch(app: typer.Typer) -> None:
 
 def watch(
     once: Annotated[
-        bool, typer.Option("--once", help="Take what is there, to its end, and stop.")
+        bool, typer.Option("--once", help="Process the recorded telemetry once, then exit.")
     ] = False,
     since: Annotated[
         float,
-        duration_option("How far back the first start begins. [default: 1h]"),
+        duration_option("Age of the telemetry with which the first start begins. [default: 1h]"),
     ] = 3600.0,
     delay: Annotated[
         float,
         duration_option(
-            "How much older than the newest a row may be and still count. [default: 60s]"
+            "Count a row only if it is at most this much older than the newest row. [default: 60s]"
         ),
     ] = 60.0,
     every: Annotated[
         float,
-        duration_option("How often to look. [default: 5s]", some_duration_s),
+        duration_option("Time between two reads of the lake. [default: 5s]", some_duration_s),
     ] = 5.0,
     afresh: Annotated[
-        bool, typer.Option("--afresh", help="Forget what was watched before, and begin anew.")
+        bool,
+        typer.Option(
+            "--afresh", help="Discard the progress of earlier runs, and start from the beginning."
+        ),
     ] = False,
     data: DataOption = None,
     lake: LakeOption = None,
@@ -543,18 +557,26 @@ def register_report(app: typer.Typer) -> None:
 
 
 def report(
-    out: Annotated[Path, typer.Option("--out", help="The page.")] = Path("report.html"),
-    pdf: Annotated[bool, typer.Option("--pdf", help="Make a PDF beside it, too.")] = False,
+    out: Annotated[Path, typer.Option("--out", help="Write the HTML page to this file.")] = Path(
+        "report.html"
+    ),
+    pdf: Annotated[bool, typer.Option("--pdf", help="Also write a PDF beside the page.")] = False,
     queues: Annotated[
-        int, typer.Option(min=1, max=1000, help="Queues to draw, the busiest first.")
+        int,
+        typer.Option(
+            min=1, max=1000, help="Maximum number of queues to draw; the busiest queues come first."
+        ),
     ] = 8,
     data: DataOption = None,
     knowledge: Annotated[
         Path | None,
-        typer.Option("--knowledge", help="What was learned. [default: from the settings]"),
+        typer.Option(
+            "--knowledge",
+            help="Read the learned models from this folder. [default: from the settings]",
+        ),
     ] = None,
     agreement: AgreementOption = None,
-    show: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:

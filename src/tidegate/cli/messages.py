@@ -55,17 +55,30 @@ _PEEK_COLUMNS = [
 
 PayloadArgument = Annotated[
     str | None,
-    typer.Argument(metavar="PAYLOAD", help="Text; without it, or for -, lines of stdin."),
+    typer.Argument(
+        metavar="PAYLOAD",
+        help="Text of the message; without it or with -, each line of stdin is a message.",
+    ),
 ]
 WholeOption = Annotated[
-    bool, typer.Option("--whole", help="All of stdin is one message, byte for byte.")
+    bool, typer.Option("--whole", help="Send all of stdin as one message, byte for byte.")
 ]
 PriorityOption = Annotated[
-    int, typer.Option(min=PRIORITY_LOWEST, max=PRIORITY_HIGHEST, help="10 goes first.")
+    int,
+    typer.Option(
+        min=PRIORITY_LOWEST,
+        max=PRIORITY_HIGHEST,
+        help="Priority of the message; 10 is the highest.",
+    ),
 ]
-ContentTypeOption = Annotated[str | None, typer.Option(help="Such as application/json.")]
+ContentTypeOption = Annotated[
+    str | None, typer.Option(help="Content type of the message, such as application/json.")
+]
 HeaderOption = Annotated[
-    list[str] | None, typer.Option(help="Name and value, as in region=eu; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        help="Header of the message as name and value, such as region=eu; may be repeated."
+    ),
 ]
 
 
@@ -88,22 +101,40 @@ def put(
     whole: WholeOption = False,
     priority: PriorityOption = PRIORITY_DEFAULT,
     receiver: Annotated[
-        str | None, typer.Option(help="Only for this client: its name, or #id.")
+        str | None,
+        typer.Option(help="Deliver the message only to this client, given by name or #id."),
     ] = None,
-    context: Annotated[int | None, typer.Option(help="Number that a reply carries back.")] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Number that the reply to this message carries.")
+    ] = None,
     content_type: ContentTypeOption = None,
     header: HeaderOption = None,
-    delay: Annotated[float | None, duration_option("Deliver it after, such as 30s.")] = None,
-    ttl: Annotated[float | None, duration_option("Drop it after, such as 1h.")] = None,
+    delay: Annotated[
+        float | None, duration_option("Deliver the message after this delay, such as 30s.")
+    ] = None,
+    ttl: Annotated[
+        float | None, duration_option("Drop the message after this time, such as 1h.")
+    ] = None,
     dedup_id: Annotated[
-        str | None, typer.Option(help="Of messages with the same one, the first is stored.")
+        str | None,
+        typer.Option(
+            help="Store the message only if no earlier message of the dedup window has the same id."
+        ),
     ] = None,
     group: Annotated[
-        str | None, typer.Option(help="One of a group is in flight at a time, in order.")
+        str | None,
+        typer.Option(
+            help="Group of the message; a group's messages are processed in order, one at a time."
+        ),
     ] = None,
-    tenant: Annotated[str | None, typer.Option(help="Capacity is shared over tenants.")] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            help="Tenant of the message; the queue shares its capacity fairly between tenants."
+        ),
+    ] = None,
     create: Annotated[
-        bool, typer.Option("--create", help="Create the queue if there is none.")
+        bool, typer.Option("--create", help="Create the queue if it does not exist.")
     ] = False,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
@@ -198,27 +229,39 @@ async def _put_all(puts: list[asyncio.Future[int]]) -> int:
 
 def get(
     queue: QueueArgument,
-    order: Annotated[ReadOrder, typer.Option(help="Which one comes first.")] = ReadOrder.OLDEST,
+    order: Annotated[
+        ReadOrder,
+        typer.Option(help="Take the oldest message first, or the one with the highest priority."),
+    ] = ReadOrder.OLDEST,
     sender: Annotated[
-        str | None, typer.Option(help="Only from this client: its name, or #id.")
+        str | None, typer.Option(help="Take only messages of this sender, given by name or #id.")
     ] = None,
     context: Annotated[
-        int | None, typer.Option(help="Only the reply to the request of this context.")
+        int | None, typer.Option(help="Take only the reply to the request with this context.")
     ] = None,
     wait: Annotated[
-        float, duration_option("Wait for one, such as 5s. [default: not at all]")
+        float, duration_option("Wait this long for a message, such as 5s. [default: no wait]")
     ] = 0.0,
     count: Annotated[
-        int, typer.Option(min=0, help="How many to take; 0 takes until nothing is left.")
+        int,
+        typer.Option(
+            min=0, help="Number of messages to take; 0 takes messages until the queue is empty."
+        ),
     ] = 1,
     ack: Annotated[
-        bool, typer.Option("--ack/--no-ack", help="Take it for good, or put it back afterwards.")
+        bool,
+        typer.Option(
+            "--ack/--no-ack", help="Acknowledge each message, or return it to the queue afterwards."
+        ),
     ] = True,
     lease: Annotated[
-        float, duration_option("How long it stays ours unacknowledged. [default: 60s]")
+        float, duration_option("Lease of a message that is not acknowledged. [default: 60s]")
     ] = _LEASE_S,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Exactly the payload's bytes, no newline after them.")
+        bool,
+        typer.Option(
+            "--raw", help="Print exactly the bytes of the payload, without a newline after them."
+        ),
     ] = False,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
@@ -287,7 +330,9 @@ def _say_nothing_there(notice: Notice) -> None:
 
 def peek(
     queue: QueueArgument,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 20,
+    limit: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Maximum number of messages to show.")
+    ] = 20,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
@@ -334,7 +379,7 @@ _TOPIC_COLUMNS = [
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
 
-topic_app = typer.Typer(help="Make and delete topics.", no_args_is_help=True)
+topic_app = typer.Typer(help="Create and delete topics.", no_args_is_help=True)
 
 
 def register_topics(app: typer.Typer) -> None:
@@ -397,7 +442,7 @@ def _filter_text(header_filter: Filter | None) -> str | None:
 def create_topic(
     name: TopicArgument,
     exist_ok: Annotated[
-        bool, typer.Option("--exist-ok", help="It is fine if it exists already.")
+        bool, typer.Option("--exist-ok", help="Succeed if the topic already exists.")
     ] = False,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
@@ -470,20 +515,23 @@ def subscribe(
         str | None,
         typer.Argument(
             metavar="QUEUE",
-            help="Queue that gets the messages, made if there is none; without it they are "
-            "printed as they come, until Ctrl-C.",
+            help="Queue that receives the messages; it is created if it does not exist. "
+            "Without a queue, messages are printed until Ctrl-C.",
         ),
     ] = None,
     header_filter: Annotated[
         list[str] | None,
         typer.Option(
             "--filter",
-            help="Only messages with this header, as in region=eu; may be repeated, and then all "
-            "must match, or any of the values of one name.",
+            help="Receive only messages with this header, such as region=eu; may be "
+            "repeated. Every named header must match one of its values.",
         ),
     ] = None,
     count: Annotated[
-        int, typer.Option(min=0, help="Without a queue: end after so many messages; 0 never ends.")
+        int,
+        typer.Option(
+            min=0, help="Without a queue, exit after this number of messages; 0 means no limit."
+        ),
     ] = 0,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,

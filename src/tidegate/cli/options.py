@@ -100,7 +100,8 @@ def flatten_options(*left_out: str) -> Callable[[Command], Command]:
 
 
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", help="TOML file; default: tidegate.toml if there is one")
+    Path | None,
+    typer.Option("--config", help="Settings file in TOML. [default: tidegate.toml, if it exists]"),
 ]
 MetricsPortOption = Annotated[
     int | None,
@@ -108,7 +109,8 @@ MetricsPortOption = Annotated[
         "--metrics-port",
         min=0,
         max=65535,
-        help="port of /metrics, 0 for a free one [default: 1000 above its own]",
+        help="Port of /metrics; 0 chooses a free port. [default: 1000 above the "
+        "command's own port]",
     ),
 ]
 
@@ -155,7 +157,7 @@ UrlOption = Annotated[
         "--url",
         envvar=URL_VARIABLE,
         callback=without_password,
-        help="Node to talk to: tidegate[s]://[user@]host:port[,host:port…].",
+        help="URL of the node: tidegate[s]://[user@]host:port[,host:port…].",
     ),
 ]
 DEFAULT = DEFAULT_URL
@@ -250,32 +252,43 @@ def duration_option(says: str, parser: Callable[[str], float] = duration_s) -> A
 
 
 PolicyOption = Annotated[
-    ScalingPolicy | None, typer.Option(help="Which law says how many there are.")
+    ScalingPolicy | None, typer.Option(help="The law that sets the number of replicas.")
 ]
 MaxWaitOption = Annotated[
     str | None,
-    typer.Option(parser=duration_text, metavar="DURATION", help="How long a message may wait."),
+    typer.Option(
+        parser=duration_text, metavar="DURATION", help="The longest time that a message may wait."
+    ),
 ]
 MinLoadOption = Annotated[
-    float | None, typer.Option(help="Waiting messages per replica below which one goes.")
+    float | None,
+    typer.Option(help="Remove a replica if fewer messages than this wait for each replica."),
 ]
 MaxLoadOption = Annotated[
-    float | None, typer.Option(help="Waiting messages per replica above which one comes.")
+    float | None,
+    typer.Option(help="Add a replica if more messages than this wait for each replica."),
 ]
 AnyKeyOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Any other key, such as cooldown_period=60s; may be repeated.",
+        help="Set any other key, such as cooldown_period=60s; may be repeated.",
     ),
 ]
 RecommendOnlyOption = Annotated[
-    bool, typer.Option("--recommend-only", help="Decide and explain, and change nothing.")
+    bool,
+    typer.Option(
+        "--recommend-only", help="Record each decision and its reason, but do not act on it."
+    ),
 ]
 AgreementOption = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="What it promises (TOML): judged, or obeyed; none: no more."),
+    typer.Option(
+        metavar="FILE",
+        help="Agreement of the queue (TOML), which is obeyed under the policy "
+        "`agreement` and otherwise only judged; `none` removes it.",
+    ),
 ]
 
 
@@ -301,7 +314,8 @@ PrefetchRateOption = Annotated[
         "--prefetch-rate",
         metavar="RATE",
         rich_help_panel=_PANEL,
-        help="Steer prefetch so that this much arrives at each consumer, such as 400/s.",
+        help="Control the prefetch so that messages arrive at each consumer at this "
+        "rate, such as 400/s.",
     ),
 ]
 PrefetchKeepUpOption = Annotated[
@@ -309,7 +323,8 @@ PrefetchKeepUpOption = Annotated[
     typer.Option(
         "--prefetch-keep-up",
         rich_help_panel=_PANEL,
-        help="Steer prefetch so that each consumer gets what its handler can do, and no stock.",
+        help="Control the prefetch so that each consumer's handler stays busy with "
+        "few messages in reserve.",
     ),
 ]
 PrefetchManualOption = Annotated[
@@ -318,13 +333,15 @@ PrefetchManualOption = Annotated[
         "--prefetch-manual",
         metavar="N",
         rich_help_panel=_PANEL,
-        help="This prefetch for each, by hand.",
+        help="Set this prefetch for each consumer, as an override.",
     ),
 ]
 PrefetchAutoOption = Annotated[
     bool,
     typer.Option(
-        "--prefetch-auto", rich_help_panel=_PANEL, help="No longer by hand: as it was before."
+        "--prefetch-auto",
+        rich_help_panel=_PANEL,
+        help="Remove the override of the prefetch and restore the state before it.",
     ),
 ]
 PrefetchOffOption = Annotated[
@@ -332,7 +349,7 @@ PrefetchOffOption = Annotated[
     typer.Option(
         "--prefetch-off",
         rich_help_panel=_PANEL,
-        help="Steer no more: each consumer has the prefetch that it asks for.",
+        help="Stop controlling the prefetch; each consumer gets the prefetch that it requests.",
     ),
 ]
 SettleOption = Annotated[
@@ -341,13 +358,15 @@ SettleOption = Annotated[
         parser=duration_text,
         metavar="DURATION",
         rich_help_panel=_PANEL,
-        help="Until the rate is there.",
+        help="Time in which the rate is to reach the target.",
     ),
 ]
 OvershootOption = Annotated[
     str | None,
     typer.Option(
-        metavar="PART", rich_help_panel=_PANEL, help="How far it may go beyond, such as 5%."
+        metavar="PART",
+        rich_help_panel=_PANEL,
+        help="Largest overshoot of the rate above the target, such as 5%.",
     ),
 ]
 PrefetchModelOption = Annotated[
@@ -356,7 +375,7 @@ PrefetchModelOption = Annotated[
         "--prefetch-model",
         metavar="FILE",
         rich_help_panel=_PANEL,
-        help="How its consumers answer: a file of `tidegate tune prefetch`.",
+        help="Model of the consumers, as a file of `tidegate tune prefetch`.",
     ),
 ]
 

@@ -413,7 +413,11 @@ async def _read_chunk(descriptor: int) -> bytes:
 
 
 QuickOption = Annotated[
-    bool, typer.Option("--quick", help="Show that it works; no figures to quote.")
+    bool,
+    typer.Option(
+        "--quick",
+        help="Run briefly to show that the command works; its figures are not measurements.",
+    ),
 ]
 
 

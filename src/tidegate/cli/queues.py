@@ -49,8 +49,9 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Of its policy, such as lease=30s, deliveries_max=5, length_max=10000, "
-        "overflow=refuse; may be repeated. `tidegate policy QUEUE` lists all.",
+        help="Set a key of the queue's policy, such as lease=30s, deliveries_max=5, "
+        "length_max=10000 or overflow=refuse; may be repeated. `tidegate policy "
+        "QUEUE` lists all keys.",
     ),
 ]
 
@@ -129,7 +130,7 @@ _QUEUE_COLUMNS = [
 
 # The name of the node that serves a queue or a replica, and the stats of it.
 Served: TypeAlias = "tuple[str, QueueStats]"
-QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name, or #id.")]
+QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name or #id of the queue.")]
 
 
 def register_queues(app: typer.Typer) -> None:
@@ -188,10 +189,10 @@ def _row(queue: QueueInfo, served: list[Served]) -> list[Cell]:
 def create_queue(
     name: Annotated[str, typer.Argument(help="Name of the new queue.")],
     transient: Annotated[
-        bool, typer.Option("--transient", help="Keep its messages in memory only.")
+        bool, typer.Option("--transient", help="Keep the messages of the queue in memory only.")
     ] = False,
     exist_ok: Annotated[
-        bool, typer.Option("--exist-ok", help="It is fine if it exists already.")
+        bool, typer.Option("--exist-ok", help="Succeed if the queue already exists.")
     ] = False,
     settings: SetOption = None,
     goal: GoalOptions = NO_GOAL,
@@ -357,7 +358,7 @@ def _dead_queue(queue: str) -> str | int:
 
 def dead(
     queue: QueueArgument,
-    limit: Annotated[int, typer.Option(min=1, help="Messages at most.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of messages to show.")] = 20,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
@@ -413,15 +414,22 @@ def _dead_row(message: Message, now: float) -> list[Any]:
 def redrive(
     queue: QueueArgument,
     to: Annotated[
-        str | None, typer.Option(help="To this queue, instead of where each died.")
+        str | None,
+        typer.Option(
+            help="Send the messages to this queue instead of the queue where each one died."
+        ),
     ] = None,
     message_id: Annotated[
-        list[int] | None, typer.Option("--id", help="Only this message; may be repeated.")
+        list[int] | None,
+        typer.Option("--id", help="Send back only the message with this id; may be repeated."),
     ] = None,
     reason: Annotated[
-        DeathReason | None, typer.Option(help="Only those that died of this.")
+        DeathReason | None,
+        typer.Option(help="Send back only the messages that died for this reason."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Messages at most.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of messages to send back.")
+    ] = None,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:

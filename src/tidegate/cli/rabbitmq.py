@@ -69,40 +69,56 @@ def steer(
     url: Annotated[
         str,
         typer.Argument(
-            envvar="TIDEGATE_URL", callback=without_password, help="amqp://user@host:port/vhost."
+            envvar="TIDEGATE_URL",
+            callback=without_password,
+            help="URL of the RabbitMQ virtual host: amqp://user@host:port/vhost.",
         ),
     ],
-    queue: Annotated[str, typer.Option("--queue", "-q", help="Which queue.")],
+    queue: Annotated[str, typer.Option("--queue", "-q", help="The queue to spread over replicas.")],
     replicas: Annotated[
-        str | None, typer.Option(metavar="MIN..MAX", help="How many, such as 1..4.")
+        str | None,
+        typer.Option(
+            metavar="MIN..MAX", help="Smallest and largest number of replicas, such as 1..4."
+        ),
     ] = None,
     policy: PolicyOption = None,
     min_load: MinLoadOption = None,
     max_load: MaxLoadOption = None,
     max_wait: MaxWaitOption = None,
     settings: AnyKeyOption = None,
-    to: Annotated[int | None, typer.Option(min=0, help="So many, whatever the law says.")] = None,
+    to: Annotated[
+        int | None, typer.Option(min=0, help="Override the law with this number of replicas.")
+    ] = None,
     recommend_only: RecommendOnlyOption = False,
     worker: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:APP", help="Start workers for each replica, here."),
+        typer.Option(
+            metavar="MODULE:APP",
+            help="Start workers of this application for each replica on this computer.",
+        ),
     ] = None,
     management: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="Of the management API. [default: port 15672 of the host; none: do not ask]",
+            help="URL of the management API; `none` disables requests to it. [default: "
+            "port 15672 of the host]",
         ),
     ] = None,
     telemetry: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Record decisions into this lake.")
+        Path | None, typer.Option(metavar="FOLDER", help="Record the decisions in this lake.")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="One period, and no more.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Run one control period, then exit.")
+    ] = False,
     off: Annotated[
-        bool, typer.Option("--off", help="Drain every replica, then be a plain queue again.")
+        bool,
+        typer.Option(
+            "--off", help="Drain all replicas, then turn the queue back into a plain queue."
+        ),
     ] = False,
     status: Annotated[
-        bool, typer.Option("--status", help="Show replicas, shares and loads, and no more.")
+        bool, typer.Option("--status", help="Show replicas, shares and loads, then exit.")
     ] = False,
     json: JsonOption = False,
 ) -> None:

@@ -64,40 +64,56 @@ if TYPE_CHECKING:
 
 def register_scaling(app: typer.Typer) -> None:
     app.command("scale")(scale)
-    queue = typer.Typer(no_args_is_help=True, help="Change a queue while everything runs.")
+    queue = typer.Typer(no_args_is_help=True, help="Change a queue while the cluster runs.")
     queue.command("set")(set_queue)
     app.add_typer(queue, name="queue")
 
 
 def scale(
     queue: QueueArgument,
-    least: Annotated[int | None, typer.Option("--min", help="Replicas at least.")] = None,
-    most: Annotated[int | None, typer.Option("--max", help="Replicas at most.")] = None,
+    least: Annotated[int | None, typer.Option("--min", help="Smallest number of replicas.")] = None,
+    most: Annotated[int | None, typer.Option("--max", help="Largest number of replicas.")] = None,
     policy: PolicyOption = None,
     agreement: AgreementOption = None,
     max_wait: MaxWaitOption = None,
     min_load: MinLoadOption = None,
     max_load: MaxLoadOption = None,
     worker: Annotated[
-        str | None, typer.Option(metavar="MODULE:APP", help="What its workers run.")
+        str | None,
+        typer.Option(metavar="MODULE:APP", help="Application that the queue's workers run."),
     ] = None,
-    slots: Annotated[int | None, typer.Option(help="Replicas that a machine has room for.")] = None,
-    warm: Annotated[str | None, typer.Option(help="Machines kept warm, or none: NPP.")] = None,
+    slots: Annotated[
+        int | None, typer.Option(help="Number of replicas that fit on one machine.")
+    ] = None,
+    warm: Annotated[
+        str | None,
+        typer.Option(
+            help="Number of machines kept warm; `none` means the number of the settings "
+            "or the learned one."
+        ),
+    ] = None,
     settings: AnyKeyOption = None,
     to: Annotated[
-        int | None, typer.Option(min=0, help="So many from now on, whatever the law says.")
+        int | None,
+        typer.Option(min=0, help="Override the law with this number of replicas until --auto."),
     ] = None,
-    auto: Annotated[bool, typer.Option("--auto", help="Let the law decide again.")] = False,
+    auto: Annotated[
+        bool, typer.Option("--auto", help="Remove the override; the law decides again.")
+    ] = False,
     recommend_only: RecommendOnlyOption = False,
     from_settings: Annotated[
         bool,
         typer.Option(
-            "--from-settings", help="As [queues.QUEUE] of the settings says, and no more."
+            "--from-settings",
+            help="Replace the queue's scaling by section [queues.QUEUE] of the settings.",
         ),
     ] = False,
     config: ConfigOption = None,
     off: Annotated[
-        bool, typer.Option("--off", help="Drain every replica, then be a plain queue again.")
+        bool,
+        typer.Option(
+            "--off", help="Drain all replicas, then turn the queue back into a plain queue."
+        ),
     ] = False,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
@@ -433,18 +449,18 @@ def register_steering(app: typer.Typer) -> None:
 
 def move(
     queue: QueueArgument,
-    member: Annotated[str, typer.Argument(metavar="NODE", help="Its id, name or address.")],
+    member: Annotated[str, typer.Argument(metavar="NODE", help="Id, name or address of the node.")],
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """Move a queue to another node, given by id, name or address (see `tidegate members`).
+    """Move a queue to another node, given by id, name or address (see `tidegate nodes`).
 
     Example: `tidegate move orders 2`
     """
     output = Output(json)
 
     async def give(mq: Client) -> Member:
-        heir = _member_called(member, await mq.members())
+        heir = _living_node(member, await mq.members())
         await mq.set_owner(queue_key(queue), heir.member_id)
         return heir
 
@@ -455,8 +471,8 @@ def move(
         output.line(f"queue {queue} is served by {heir.name} ({heir.address})")
 
 
-def _member_called(text: str, members: list[Member]) -> Member:
-    living = [member for member in members if member.alive]
+def _living_node(text: str, nodes: list[Member]) -> Member:
+    living = [node for node in nodes if node.alive]
     for found in living:
         if text in (str(found.member_id), found.name, found.address):
             return found
@@ -466,12 +482,16 @@ def _member_called(text: str, members: list[Member]) -> Member:
 
 def prefetch(
     queue: QueueArgument,
-    messages: Annotated[int, typer.Argument(min=1, help="Unacknowledged messages allowed.")],
+    messages: Annotated[
+        int, typer.Argument(min=1, help="Maximum number of unacknowledged messages of a consumer.")
+    ],
     client: Annotated[
-        str | None, typer.Option(help="Only consumers of this client, by name or id.")
+        str | None,
+        typer.Option(help="Change only the consumers of this client, given by name or id."),
     ] = None,
     consumer: Annotated[
-        int | None, typer.Option(help="Only the consumer of this number of its connection.")
+        int | None,
+        typer.Option(help="Change only the consumer with this number on its connection."),
     ] = None,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
@@ -569,10 +589,12 @@ def set_queue(
     queue: QueueArgument,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE…]", help="Of its policy, or of how it scales."),
+        typer.Argument(
+            metavar="[KEY=VALUE…]", help="Set these keys of the queue's policy or scaling."
+        ),
     ] = None,
     policy: Annotated[
-        ScalingPolicy | None, typer.Option(help="Which law says how many replicas there are.")
+        ScalingPolicy | None, typer.Option(help="The law that sets the number of replicas.")
     ] = None,
     agreement: AgreementOption = None,
     goal: GoalOptions = NO_GOAL,

@@ -106,24 +106,28 @@ def register_serving(app: typer.Typer) -> None:
 
 def up(
     data: Annotated[
-        Path | None, typer.Option(help="folder of the embedded PostgreSQL [default: tidegate-data]")
+        Path | None,
+        typer.Option(help="Folder of the embedded PostgreSQL. [default: tidegate-data]"),
     ] = None,
     port: Annotated[
         int | None,
         typer.Option(
-            min=0, max=65535, help="port of the first node, 0 for a free one [default: 7411]"
+            min=0, max=65535, help="Port of the first node; 0 chooses a free port. [default: 7411]"
         ),
     ] = None,
-    nodes: Annotated[int, typer.Option(min=1, max=64, help="how many node processes")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of node processes.")] = 1,
     store_port: Annotated[
         int | None,
         typer.Option(
-            min=1, max=65535, help="let nodes join over TCP on this port of the embedded PostgreSQL"
+            min=1,
+            max=65535,
+            help="Let other nodes join over TCP on this port of the embedded PostgreSQL.",
         ),
     ] = None,
     metrics_port: MetricsPortOption = None,
     with_console: Annotated[
-        bool | None, typer.Option("--console/--no-console", help="serve the console, or not")
+        bool | None,
+        typer.Option("--console/--no-console", help="Serve the console, or do not serve it."),
     ] = None,
     config: ConfigOption = None,
 ) -> None:
@@ -161,19 +165,19 @@ def up(
 
 def node(
     join: Annotated[
-        str | None, typer.Option(help="URL of the PostgreSQL that is the store")
+        str | None, typer.Option(help="URL of the PostgreSQL that is the store.")
     ] = None,
-    host: Annotated[str | None, typer.Option(help="address to listen on")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="port, 0 for a free one")
+        int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free port.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="how the node is called in lists")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the node in lists.")] = None,
     metrics_port: MetricsPortOption = None,
     machine: Annotated[
-        int | None, typer.Option(min=1, help="the machine of the fleet that it is on")
+        int | None, typer.Option(min=1, help="Number of the fleet's machine that runs the node.")
     ] = None,
     declare: Annotated[
-        bool, typer.Option(help="make the queues of the settings that are not there")
+        bool, typer.Option(help="Create the queues of the settings that do not exist.")
     ] = True,
     or_free: Annotated[bool, typer.Option("--or-free", hidden=True)] = False,
     config: ConfigOption = None,
@@ -350,18 +354,26 @@ def register_machines(app: typer.Typer) -> None:
 
 
 def machine(
-    machine_id: Annotated[int, typer.Option("--id", min=1, help="Which machine this is.")],
+    machine_id: Annotated[int, typer.Option("--id", min=1, help="Number of this machine.")],
     join: Annotated[
-        str | None, typer.Option(help="URL of the PostgreSQL that is the store")
+        str | None, typer.Option(help="URL of the PostgreSQL that is the store.")
     ] = None,
     join_file: Annotated[
-        Path | None, typer.Option(help="A file with that URL: for one with a password.")
+        Path | None,
+        typer.Option(
+            help="File that contains the URL of the store; use it for a URL with a password."
+        ),
     ] = None,
-    slots: Annotated[int, typer.Option(min=1, max=1000, help="Replicas that it takes.")] = 1,
+    slots: Annotated[
+        int, typer.Option(min=1, max=1000, help="Number of replicas that fit on the machine.")
+    ] = 1,
     boot_s: Annotated[
         float,
         typer.Option(
-            min=0.0, max=_BOOT_S_MAX, help="Wait so long first, as a cloud's machine would."
+            min=0.0,
+            max=_BOOT_S_MAX,
+            help="Wait this many seconds before starting, to simulate the boot time of a "
+            "cloud machine.",
         ),
     ] = 0.0,
     config: ConfigOption = None,
@@ -499,13 +511,17 @@ def console(
     port: Annotated[
         int | None,
         typer.Option(
-            min=0, max=65535, help="Port, 0 for a free one. [default: 1500 above the node's]"
+            min=0,
+            max=65535,
+            help="Port to listen on; 0 chooses a free port. [default: 1500 above the node's port]",
         ),
     ] = None,
     or_free: Annotated[bool, typer.Option("--or-free", hidden=True)] = False,
     results: Annotated[
         list[Path] | None,
-        typer.Option(help="Folder of pages that `lab` and `report` wrote. [default: results]"),
+        typer.Option(
+            help="Folder with the pages that `lab` and `report` wrote. [default: results]"
+        ),
     ] = None,
     url: UrlOption = DEFAULT,
     store: StoreOption = None,

@@ -47,63 +47,80 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 TargetArgument = Annotated[
     str,
-    typer.Argument(metavar="MODULE:APP", help="Where the ASGI application is, as in shop:app."),
+    typer.Argument(
+        metavar="MODULE:APP", help="Module and name of the ASGI application, such as shop:app."
+    ),
 ]
 AgreementOption = Annotated[
-    Path, typer.Option("--agreement", help="What it promises: TOML, with http = its name.")
+    Path,
+    typer.Option(
+        "--agreement",
+        help="Agreement of the service (TOML); its key `http` is the name of the service.",
+    ),
 ]
-EngineOption = Annotated[Engine, typer.Option("--engine", help="What stands before the instances.")]
+EngineOption = Annotated[
+    Engine,
+    typer.Option("--engine", help="The program that serves as the door in front of the instances."),
+]
 ConcurrencyOption = Annotated[
     int,
     typer.Option(
-        "--concurrency", min=1, max=100_000, help="Requests that one instance gets at a time."
+        "--concurrency",
+        min=1,
+        max=100_000,
+        help="Maximum number of concurrent requests of one instance.",
     ),
 ]
 SparesOption = Annotated[
-    int, typer.Option("--spares", min=0, max=100, help="Instances kept ready in reserve.")
+    int, typer.Option("--spares", min=0, max=100, help="Number of instances kept ready in reserve.")
 ]
 StickyOption = Annotated[
-    bool, typer.Option("--sticky", help="Balance sessions, by a cookie, and not single requests.")
+    bool, typer.Option("--sticky", help="Balance sessions by a cookie instead of single requests.")
 ]
 SessionGraceOption = Annotated[
     float,
-    duration_option("How long an instance that is to go keeps its sessions. [default: 60s]"),
+    duration_option("Time for which a draining instance keeps its sessions. [default: 60s]"),
 ]
 BalancingOption = Annotated[
     str,
     typer.Option(
         "--balancing",
         metavar="POLICY",
-        help="Who gets the next request; with the gateway also module:Class of your own.",
+        help="Policy that chooses the instance for the next request; the gateway also "
+        "accepts your own module:Class.",
     ),
 ]
 HealthPathOption = Annotated[
-    str, typer.Option("--health-path", help="Asked to see whether an instance is well.")
+    str, typer.Option("--health-path", help="Path that health checks request from each instance.")
 ]
 DeadlineOption = Annotated[
     float | None,
     duration_option(
-        "Requests that are not answered in whole by then get 504; gateway only. [default: none]",
+        "Time for the complete answer to a request, after which the client gets "
+        "504; gateway only. [default: none]",
         some_duration_s,
     ),
 ]
 AnswerTimeoutOption = Annotated[
     float,
     duration_option(
-        "How long an instance may be silent, before its answer and within it. [default: 60s]",
+        "Longest silence of an instance before and during its answer. [default: 60s]",
         some_duration_s,
     ),
 ]
 BodyMaxOption = Annotated[
     int | None,
-    size_option("Requests with a longer body get 413. [default: any length]"),
+    size_option(
+        "Largest body of a request; a request with a longer body gets 413. [default: no limit]"
+    ),
 ]
 ShipOption = Annotated[
     Path | None,
     typer.Option(
         "--ship",
         metavar="FOLDER|WHEEL",
-        help="Send this code to the machines. [default: they run it in this folder]",
+        help="Send this folder or wheel to the machines. [default: machines run the "
+        "code in this folder]",
     ),
 ]
 EnvironmentOption = Annotated[
@@ -111,7 +128,8 @@ EnvironmentOption = Annotated[
     typer.Option(
         "--env",
         metavar="NAME[=VALUE]",
-        help="For the instances; without a value, as it is here. May be repeated.",
+        help="Set an environment variable of the instances; without a value, take it "
+        "from this environment. May be repeated.",
     ),
 ]
 

@@ -76,7 +76,10 @@ def deploy(
     agreement: AgreementOption,
     options: ServiceOptions = DEFAULT_SERVICE_OPTIONS,
     wait: Annotated[
-        float, duration_option("Until the new version serves; 0s: do not wait. [default: 120s]")
+        float,
+        duration_option(
+            "Wait this long for the new version to serve; 0s does not wait. [default: 120s]"
+        ),
     ] = 120.0,
     store: StoreOption = None,
     data: StoreDataOption = None,
@@ -165,7 +168,12 @@ async def read_service(store: HostingStore, name: str) -> tuple[Service | None, 
 
 
 def undeploy(
-    service: Annotated[str, typer.Argument(metavar="SERVICE", help="As `http =` calls it.")],
+    service: Annotated[
+        str,
+        typer.Argument(
+            metavar="SERVICE", help="Name of the service, as in `http =` of its agreement."
+        ),
+    ],
     store: StoreOption = None,
     data: StoreDataOption = None,
     config: ConfigOption = None,
@@ -256,40 +264,61 @@ def _as_json(
     }
 
 
-# The command `hold`: overrides of the control law of an HTTP service.
+# The command `override`: overrides of the control law of an HTTP service.
 #
 # Like `deploy` it writes to the store, and access to the store is the only permission it needs. A
 # change is applied on top of concurrent changes, and recorded as a decision.
 
 
-_OVERRIDE_COLUMNS = [Column("held", style="bold"), Column("value")]
+_OVERRIDE_COLUMNS = [Column("override", style="bold"), Column("value")]
 # How often to try a change that collides with changes by other clients.
 _TRIES_MAX = 8
 
 
 def register_override(app: typer.Typer) -> None:
-    app.command("hold")(hold)
+    app.command("override")(override)
 
 
-def hold(
-    service: Annotated[str, typer.Argument(metavar="SERVICE", help="As `http =` calls it.")],
+def override(
+    service: Annotated[
+        str,
+        typer.Argument(
+            metavar="SERVICE", help="Name of the service, as in `http =` of its agreement."
+        ),
+    ],
     instances: Annotated[
-        int | None, typer.Option(min=1, help="So many serve, whatever is in hand.")
+        int | None, typer.Option(min=1, help="Set the number of instances, whatever the load is.")
     ] = None,
     least: Annotated[
-        int | None, typer.Option("--min", min=1, help="Instances at least, whatever is agreed.")
+        int | None,
+        typer.Option(
+            "--min",
+            min=1,
+            help="Set the smallest number of instances, whatever the agreement says.",
+        ),
     ] = None,
     most: Annotated[
-        int | None, typer.Option("--max", min=1, help="Instances at most, whatever is agreed.")
+        int | None,
+        typer.Option(
+            "--max", min=1, help="Set the largest number of instances, whatever the agreement says."
+        ),
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Requests that each instance has at a time.")
+        int | None,
+        typer.Option(min=1, help="Set the maximum number of concurrent requests of each instance."),
     ] = None,
     admit: Annotated[
-        int | None, typer.Option(min=1, help="Requests that all doors let in at a time.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Set the maximum number of concurrent requests that all doors admit together.",
+        ),
     ] = None,
     auto: Annotated[
-        bool, typer.Option("--auto", help="Give all else back: the law decides, as is agreed.")
+        bool,
+        typer.Option(
+            "--auto", help="Remove all other overrides; the law decides within the agreed bounds."
+        ),
     ] = False,
     store: StoreOption = None,
     data: StoreDataOption = None,
@@ -300,7 +329,7 @@ def hold(
 
     An override takes precedence over the control law and the agreement until --auto removes it.
 
-    Example: `tidegate hold shop --min 3`
+    Example: `tidegate override shop --min 3`
     """
     urls = running_stores(store, data, load_settings(config, os.environ))
     named = {
@@ -311,15 +340,18 @@ def hold(
         "in_flight_max": admit,
     }
     changes = {name: value for name, value in named.items() if value is not None}
-    held = ask_store(urls, lambda found: override_service(found, service, changes, auto=auto))
+    overrides = ask_store(urls, lambda found: override_service(found, service, changes, auto=auto))
     output = Output(json)
     if json:
-        output.json({"service": service, "by_hand": held})
+        output.json({"service": service, "by_hand": overrides})
         return
-    if held == NO_OVERRIDE:
-        print(f"nothing of {service} is held: the law decides, as is agreed", file=sys.stderr)
+    if overrides == NO_OVERRIDE:
+        print(
+            f"service {service} has no override: the law decides within the agreed bounds",
+            file=sys.stderr,
+        )
         return
-    said = msgspec.structs.asdict(held).items()
+    said = msgspec.structs.asdict(overrides).items()
     output.table(
         _OVERRIDE_COLUMNS, [[name.replace("_", " "), v] for name, v in said if v is not None]
     )

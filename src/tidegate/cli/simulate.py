@@ -29,26 +29,28 @@ def register(app: typer.Typer) -> None:
 def simulate(
     scenario: Annotated[
         str | None,
-        typer.Argument(help="A scenario's name, or a CSV file with the columns t_s,rate."),
+        typer.Argument(help="Name of a scenario, or a CSV file with the columns t_s,rate."),
     ] = None,
     policy: Annotated[
         str | None,
         typer.Option(
-            help=f"One or more of {', '.join(ScalingPolicy)}, by commas; or all "
-            "[default: the scenario's own]."
+            help=f"Policies, separated by commas: {', '.join(ScalingPolicy)}; or all. "
+            "[default: the scenario's own]"
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 1,
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="max_load=100, max=8, boot=40s, …; plant.capacity_per_s=80 for the plant.",
+            help="Set a key of the scaling, such as max_load=100, max=8 or boot=40s, or "
+            "of the plant, such as plant.capacity_per_s=80.",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the series as JSON and a plot as PNG and SVG.")
+        Path | None,
+        typer.Option(help="Write the series as JSON and a plot as PNG and SVG to this folder."),
     ] = None,
     json: JsonOption = False,
 ) -> None:

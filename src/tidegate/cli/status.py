@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from tidegate.telemetry.stats import ClusterStats, ConsumerStats, QueueStats
 
 
-# The commands `status`, `ping` and `members`.
+# The commands `status`, `ping` and `nodes`.
 
 
-_MEMBER_COLUMNS = [
+_MEMBERSHIP_COLUMNS = [
     Column("id", right=True, style="dim"),
     Column("node", style="bold"),
     Column("address"),
@@ -67,14 +67,19 @@ _RETRY_S = 0.1
 def register_status(app: typer.Typer) -> None:
     app.command("status")(show_status)
     app.command("ping")(ping)
-    app.command("members")(members)
+    app.command("nodes")(list_nodes)
 
 
 def show_status(
-    queue: Annotated[str | None, typer.Option(help="Only this queue: its name, or #id.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again and again.")] = False,
+    queue: Annotated[
+        str | None, typer.Option(help="Show only this queue, given by name or #id.")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Refresh the output until Ctrl-C.")
+    ] = False,
     every: Annotated[
-        float, duration_option("How often, with --watch. [default: 1s]", some_duration_s)
+        float,
+        duration_option("Time between two refreshes with --watch. [default: 1s]", some_duration_s),
     ] = 1.0,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
@@ -116,9 +121,11 @@ async def _watch_live(mq: Client, output: Output, queue: str | int | None, every
 
 
 def ping(
-    count: Annotated[int, typer.Option("--count", "-c", min=1, help="How often.")] = 1,
+    count: Annotated[
+        int, typer.Option("--count", "-c", min=1, help="Number of round trips to measure.")
+    ] = 1,
     wait: Annotated[
-        float, duration_option("Wait so long for a node to come up. [default: not at all]")
+        float, duration_option("Wait this long for a node to start. [default: no wait]")
     ] = 0.0,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
@@ -150,7 +157,7 @@ def ping(
     output.line(f"{url} answers in {median}{spread}")
 
 
-def members(url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
+def list_nodes(url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
     """List the nodes that share the store."""
     output = Output(json)
     found = ask(url, lambda mq: mq.members())
@@ -161,7 +168,7 @@ def members(url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
         names = ["member_id", "name", "address", "alive", "queues"]
         output.json([dict(zip(names, row, strict=True)) for row in rows])
     else:
-        output.table(_MEMBER_COLUMNS, rows)
+        output.table(_MEMBERSHIP_COLUMNS, rows)
 
 
 TableParts = tuple[str, Sequence[Column], list[list[Cell]]]
@@ -346,10 +353,10 @@ def register_top(app: typer.Typer) -> None:
 
 
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once, then exit.")] = False,
     every: Annotated[
         float,
-        duration_option("How often to look: 1s or longer. [default: 1s]", some_duration_s),
+        duration_option("Time between two refreshes, 1s or longer. [default: 1s]", some_duration_s),
     ] = 1.0,
     url: UrlOption = DEFAULT,
     store: StoreOption = None,

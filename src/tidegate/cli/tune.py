@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-tune = typer.Typer(help="Experiment with what runs, and design what steers it.")
+tune = typer.Typer(help="Measure running consumers, and design controllers for them.")
 
 PICTURES = (".png", ".svg", ".pdf")
 # The time limit for restoring the consumer's state.
@@ -106,66 +106,91 @@ def prefetch(
         typer.Argument(
             envvar="TIDEGATE_URL",
             callback=without_password,
-            help="amqp://host/vhost or tidegate://host:port.",
+            help="URL of the broker: amqp://host/vhost or tidegate://host:port.",
         ),
     ],
-    queue: Annotated[str, typer.Option("--queue", "-q", help="Whose consumers.")],
+    queue: Annotated[
+        str, typer.Option("--queue", "-q", help="The queue whose consumers are measured.")
+    ],
     target: Annotated[
         float,
         typer.Option(
             parser=rate_per_s,
             metavar="RATE",
-            help="Messages that are to arrive at one consumer, such as 400/s.",
+            help="Rate at which messages are to arrive at one consumer, such as 400/s.",
         ),
     ],
     settle: Annotated[
-        float, duration_option("Until it is there, to 2 %. [default: 30s]", some_duration_s)
+        float,
+        duration_option(
+            "Time in which the rate is to come within 2 % of the target. [default: 30s]",
+            some_duration_s,
+        ),
     ] = 30.0,
     overshoot: Annotated[
         float,
         typer.Option(
-            parser=fraction, metavar="PART", show_default=False, help="At most. [default: 5%]"
+            parser=fraction,
+            metavar="PART",
+            show_default=False,
+            help="Largest overshoot of the rate above the target. [default: 5%]",
         ),
     ] = 0.05,
-    kind: Annotated[ControllerKind, typer.Option(help="Which law.")] = ControllerKind.PI,
+    kind: Annotated[
+        ControllerKind, typer.Option(help="The kind of the controller.")
+    ] = ControllerKind.PI,
     low: Annotated[int, typer.Option("--from", min=1, help="The smallest prefetch.")] = 1,
-    high: Annotated[int, typer.Option("--to", min=1, help="The largest.")] = 360,
+    high: Annotated[int, typer.Option("--to", min=1, help="The largest prefetch.")] = 360,
     sample: Annotated[
-        float, duration_option("How often the loop looks. [default: 1s]", some_duration_s)
+        float,
+        duration_option("Sampling interval of the control loop. [default: 1s]", some_duration_s),
     ] = 1.0,
     duration: Annotated[
         float | None,
-        duration_option("Of the experiment. [default: some 110 samples]", some_duration_s),
+        duration_option(
+            "Duration of the experiment. [default: about 110 samples]", some_duration_s
+        ),
     ] = None,
     worker: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:APP", help="Run your own handlers, for real, on the queue's messages."
+            metavar="MODULE:APP",
+            help="Run the handlers of this application on the real messages of the queue.",
         ),
     ] = None,
     probe: Annotated[
         bool,
-        typer.Option("--probe", help="Use a probe of our own even if the queue has consumers."),
+        typer.Option(
+            "--probe", help="Use Tidegate's probe consumer even if the queue has consumers."
+        ),
     ] = False,
     handler_time: Annotated[
-        float, duration_option("Of the probe, for each message. [default: 1ms]")
+        float, duration_option("Time that the probe takes for each message. [default: 1ms]")
     ] = 0.001,
     size: Annotated[
         int | None,
         typer.Option(
             parser=size_bytes,
             metavar="SIZE",
-            help="Of the probe's messages. [default: as they are in the queue, or 256B]",
+            help="Size of the probe's messages. [default: the size of the queue's "
+            "messages, or 256B]",
         ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw open loop, fit and predicted step: a .png, .svg, .pdf")
+        Path | None,
+        typer.Option(
+            help="Draw the open loop, the fit and the predicted step to this file (.png, "
+            ".svg or .pdf)."
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The model file. [default: QUEUE.model.json]")
+        Path | None, typer.Option(help="Write the model to this file. [default: QUEUE.model.json]")
     ] = None,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Have the nodes steer the queue's consumers so.")
+        bool,
+        typer.Option(
+            "--apply", help="Let the nodes control the queue's consumers with this model."
+        ),
     ] = False,
     json: JsonOption = False,
 ) -> None:

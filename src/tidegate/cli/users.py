@@ -42,30 +42,47 @@ _COLUMNS = [
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the user.")]
 DataOption = Annotated[
     Path | None,
-    typer.Option("--data", help="folder of the embedded PostgreSQL [default: tidegate-data]"),
+    typer.Option("--data", help="Folder of the embedded PostgreSQL. [default: tidegate-data]"),
 ]
 PasswordFileOption = Annotated[
     Path | None,
     typer.Option(
-        "--password-file", help="Read the password from the first line of a file, - for stdin."
+        "--password-file", help="Read the password from the first line of this file; - means stdin."
     ),
 ]
 ReadOption = Annotated[
-    list[str], typer.Option("--read", metavar="PATTERN", help="Take and browse messages.")
+    list[str],
+    typer.Option(
+        "--read",
+        metavar="PATTERN",
+        help="Allow the user to take and browse messages of these queues.",
+    ),
 ]
-WriteOption = Annotated[list[str], typer.Option("--write", metavar="PATTERN", help="Put messages.")]
+WriteOption = Annotated[
+    list[str],
+    typer.Option(
+        "--write", metavar="PATTERN", help="Allow the user to put messages in these queues."
+    ),
+]
 ConfigureOption = Annotated[
     list[str],
-    typer.Option("--configure", metavar="PATTERN", help="Create, change, purge and delete."),
+    typer.Option(
+        "--configure",
+        metavar="PATTERN",
+        help="Allow the user to create, change, purge and delete these queues.",
+    ),
 ]
-AdminOption = Annotated[bool, typer.Option("--admin", help="Everything, on every queue.")]
+AdminOption = Annotated[
+    bool, typer.Option("--admin", help="Give the user all rights on all queues.")
+]
 AdminOfOption = Annotated[
-    list[str], typer.Option("--admin-of", metavar="PATTERN", help="Everything, on these queues.")
+    list[str],
+    typer.Option("--admin-of", metavar="PATTERN", help="Give the user all rights on these queues."),
 ]
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Who may log in, and do what.")
+    group = typer.Typer(no_args_is_help=True, help="Manage users and their rights.")
     group.command("add")(add)
     group.command("list")(list_all)
     group.command("grant")(grant)
@@ -118,7 +135,7 @@ def grant(
     admin: AdminOption = False,
     admin_of: AdminOfOption = [],  # noqa: B006
     only: Annotated[
-        bool, typer.Option("--only", help="This and nothing else: take back what it had.")
+        bool, typer.Option("--only", help="Replace the user's rights by the given ones.")
     ] = False,
     data: DataOption = None,
     config: ConfigOption = None,

@@ -103,8 +103,8 @@ StoreOption = Annotated[
     str | None,
     typer.Option(
         "--store",
-        help="URL of the PostgreSQL that is the store. [default: as the settings say, else the "
-        "one that runs in --data]",
+        help="URL of the PostgreSQL that is the store. [default: from the settings, "
+        "or the PostgreSQL that runs in --data]",
     ),
 ]
 StoreDataOption = Annotated[

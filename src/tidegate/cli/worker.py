@@ -46,18 +46,33 @@ def register(app: typer.Typer) -> None:
 
 def worker(
     target: Annotated[
-        str, typer.Argument(metavar="MODULE:APP", help="Where the tidegate.App is, as in shop:app.")
+        str,
+        typer.Argument(
+            metavar="MODULE:APP", help="Module and name of the tidegate.App, such as shop:app."
+        ),
     ],
     queues: Annotated[
-        str | None, typer.Option(help="Only these, with commas between [default: all it has]")
+        str | None,
+        typer.Option(
+            help="Run the workers of these queues only, separated by commas. [default: "
+            "all queues of the app]"
+        ),
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(min=1, help="Messages at a time, each queue [default: as the app says]"),
+        typer.Option(
+            min=1,
+            help="Number of messages of each queue that are processed at a time. "
+            "[default: set by the app]",
+        ),
     ] = None,
     prefetch: Annotated[
         int | None,
-        typer.Option(min=1, help="Messages held, each queue [default: twice the concurrency]"),
+        typer.Option(
+            min=1,
+            help="Maximum number of messages of each queue that the worker holds. "
+            "[default: twice the concurrency]",
+        ),
     ] = None,
     rate: Annotated[
         str | None,
@@ -65,7 +80,8 @@ def worker(
             "--target",
             metavar="RATE",
             rich_help_panel=_STEERED,
-            help="Set the prefetch so that this much arrives, each queue, such as 400/s.",
+            help="Control the prefetch so that messages of each queue arrive at this "
+            "rate, such as 400/s.",
         ),
     ] = None,
     keep_up: Annotated[
@@ -73,7 +89,8 @@ def worker(
         typer.Option(
             "--keep-up",
             rich_help_panel=_STEERED,
-            help="Set the prefetch so that what the handlers can do arrives, and no stock.",
+            help="Control the prefetch so that the handlers stay busy with few messages "
+            "in reserve.",
         ),
     ] = False,
     prefetch_model: Annotated[
@@ -81,27 +98,30 @@ def worker(
         typer.Option(
             metavar="FILE",
             rich_help_panel=_STEERED,
-            help="How the consumer answers: a file of `tidegate tune prefetch`.",
+            help="Model of the consumer, as a file of `tidegate tune prefetch`.",
         ),
     ] = None,
     settle: Annotated[
         float | None,
-        duration_option("Until the rate is there. [default: 30s]", some_duration_s),
+        duration_option(
+            "Time in which the rate is to reach the target. [default: 30s]", some_duration_s
+        ),
     ] = None,
     telemetry: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
             rich_help_panel=_STEERED,
-            help="A lake for every decision about the prefetch.",
+            help="Record every decision about the prefetch in this lake.",
         ),
     ] = None,
     drain: Annotated[
         float,
-        duration_option("How long SIGTERM lets what runs finish. [default: 30s]"),
+        duration_option("Time that running handlers have to finish after SIGTERM. [default: 30s]"),
     ] = 30.0,
     reload: Annotated[
-        bool, typer.Option("--reload", help="Start again when a Python file here changes.")
+        bool,
+        typer.Option("--reload", help="Restart when a Python file in the working folder changes."),
     ] = False,
     url: Annotated[
         str | None,
@@ -109,7 +129,7 @@ def worker(
             "--url",
             envvar=URL_VARIABLE,
             callback=without_password,
-            help="Node to talk to [default: as the app says]",
+            help="URL of the node. [default: set by the app]",
         ),
     ] = None,
     config: ConfigOption = None,

@@ -32,23 +32,26 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     brisk: Annotated[
-        bool, typer.Option("--brisk", help="Tell the same story in about half the time.")
+        bool, typer.Option("--brisk", help="Run the same demo in about half the time.")
     ] = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave it running afterwards, until Ctrl-C.")
+        bool, typer.Option("--keep", help="Leave the demo running after its end, until Ctrl-C.")
     ] = False,
     console: Annotated[
-        bool, typer.Option(help="Serve the console beside it; needs tidegate[console].")
+        bool, typer.Option(help="Serve the console during the demo; needs tidegate[console].")
     ] = True,
     learn: Annotated[
-        bool, typer.Option(help="Let Spark learn from it afterwards; needs tidegate[spark].")
+        bool,
+        typer.Option(
+            help="Let Spark learn from the demo's telemetry afterwards; needs tidegate[spark]."
+        ),
     ] = True,
-    report: Annotated[Path, typer.Option(help="The page that shows what was learned.")] = Path(
+    report: Annotated[Path, typer.Option(help="Write the report page to this file.")] = Path(
         "tidegate-demo.html"
     ),
     history: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Keep what clients wrote down, to judge it yourself."),
+        typer.Option(metavar="FOLDER", help="Keep the histories of the clients in this folder."),
     ] = None,
     json: JsonOption = False,
 ) -> None:

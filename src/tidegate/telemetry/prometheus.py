@@ -62,7 +62,10 @@ class ExposedMetric(Generic[Source]):
 
 NODE_METRICS: tuple[ExposedMetric[NodeStats], ...] = (
     ExposedMetric(
-        "tidegate_node_uptime_seconds", "gauge", "Since the node started.", lambda n: n.uptime_s
+        "tidegate_node_uptime_seconds",
+        "gauge",
+        "Seconds since the node started.",
+        lambda n: n.uptime_s,
     ),
     ExposedMetric(
         "tidegate_node_connections", "gauge", "Open connections.", lambda n: n.connections
@@ -76,19 +79,19 @@ NODE_METRICS: tuple[ExposedMetric[NodeStats], ...] = (
     ExposedMetric(
         "tidegate_node_queues_left_out",
         "gauge",
-        "Of those, how many are not shown here, for metrics.queues_max.",
+        "Owned queues without metrics here, because of metrics.queues_max.",
         lambda n: n.queues_left_out,
     ),
     ExposedMetric(
         "tidegate_node_memory_bound_bytes",
         "gauge",
-        "What messages may take of the node's memory.",
+        "Memory limit of the node's messages.",
         lambda n: n.memory_bound_bytes,
     ),
     ExposedMetric(
         "tidegate_node_memory_messages_bytes",
         "gauge",
-        "What messages take of it; the rest waits in the store.",
+        "Memory that the node's messages take; further messages wait in the store.",
         lambda n: n.memory_resident_bytes,
     ),
     ExposedMetric(
@@ -112,22 +115,25 @@ NODE_METRICS: tuple[ExposedMetric[NodeStats], ...] = (
     ExposedMetric(
         "tidegate_node_committed_messages_total",
         "counter",
-        "Messages that they stored.",
+        "Messages stored by these transactions, in all.",
         lambda n: round(n.messages_per_commit * n.commits),
     ),
     ExposedMetric(
-        "tidegate_node_commit_seconds", "histogram", "How long they took.", lambda n: n.commit
+        "tidegate_node_commit_seconds",
+        "histogram",
+        "Duration of the transactions that stored messages.",
+        lambda n: n.commit,
     ),
     ExposedMetric(
         "tidegate_node_packets_received_total",
         "counter",
-        "Packets that came in.",
+        "Packets that the node received.",
         lambda n: n.packets_in,
     ),
     ExposedMetric(
         "tidegate_node_packets_sent_total",
         "counter",
-        "Packets that went out.",
+        "Packets that the node sent.",
         lambda n: n.packets_out,
     ),
     ExposedMetric(
@@ -154,76 +160,79 @@ QUEUE_METRICS: tuple[ExposedMetric[QueueStats], ...] = (
     ExposedMetric(
         "tidegate_queue_waiting_in_store_messages",
         "gauge",
-        "Of those, how many are in the store only.",
+        "Waiting messages that are in the store only.",
         lambda q: q.waiting_in_store,
     ),
     ExposedMetric(
         "tidegate_queue_delayed_messages",
         "gauge",
-        "Of those, how many are not due yet, for their delay or for a retry.",
+        "Waiting messages that are not due yet, because of their delay or a retry.",
         lambda q: q.delayed,
     ),
     ExposedMetric(
         "tidegate_queue_unacknowledged_messages",
         "gauge",
-        "Messages in the hands of consumers.",
+        "Messages that consumers hold.",
         lambda q: q.unacknowledged,
     ),
     ExposedMetric(
         "tidegate_queue_oldest_age_seconds",
         "gauge",
-        "For how long the oldest message could have been delivered; 0 when none could.",
+        "Time for which the oldest message could have been delivered; 0 if there is none.",
         lambda q: q.oldest_age_s,
     ),
     ExposedMetric(
         "tidegate_queue_resident_bytes",
         "gauge",
-        "Memory that its messages take.",
+        "Memory that the queue's messages take.",
         lambda q: q.resident_bytes,
     ),
     ExposedMetric(
-        "tidegate_queue_consumers", "gauge", "Subscriptions.", lambda q: len(q.consumers)
+        "tidegate_queue_consumers",
+        "gauge",
+        "Subscriptions of the queue.",
+        lambda q: len(q.consumers),
     ),
     ExposedMetric(
         "tidegate_queue_prefetch_messages",
         "gauge",
-        "Unacknowledged messages that they are allowed, together.",
+        "Sum of the prefetch of all subscriptions.",
         lambda q: sum(consumer.prefetch for consumer in q.consumers),
     ),
     ExposedMetric(
         "tidegate_queue_steered_consumers",
         "gauge",
-        "Subscriptions whose prefetch the node steers to a goal.",
+        "Subscriptions whose prefetch the node controls.",
         lambda q: len(newest_control_steps(q)),
     ),
     ExposedMetric(
         "tidegate_queue_prefetch_target_per_second",
         "gauge",
-        "Messages a second that are wanted at them, on average; 0 when that is not known.",
+        "Target rate of the controlled subscriptions, on average; 0 if it is not known.",
         lambda q: _mean(step.target_per_s for step in newest_control_steps(q)),
     ),
     ExposedMetric(
         "tidegate_queue_prefetch_error_per_second",
         "gauge",
-        "By how much less arrives at them than wanted, on average.",
+        "Target rate minus measured rate of the controlled subscriptions, on average.",
         lambda q: _mean(step.error_per_s for step in newest_control_steps(q)),
     ),
     ExposedMetric(
         "tidegate_queue_prefetch_output_messages",
         "gauge",
-        "Prefetch that their controllers want, with its fraction, on average.",
+        "Prefetch of the controlled subscriptions before rounding, on average.",
         lambda q: _mean(step.level for step in newest_control_steps(q)),
     ),
     ExposedMetric(
         "tidegate_queue_prefetch_saturated_consumers",
         "gauge",
-        "Of those, how many are at a limit of their prefetch.",
+        "Controlled subscriptions that are at a limit of their prefetch.",
         lambda q: sum(1 for step in newest_control_steps(q) if step.saturated),
     ),
     ExposedMetric(
         "tidegate_queue_prefetch_held_consumers",
         "gauge",
-        "Of those, how many are not steered by what was measured: held, by hand, or fallen back.",
+        "Controlled subscriptions whose prefetch is held, overridden or at its fallback value.",
         lambda q: sum(1 for step in newest_control_steps(q) if step.mode != "automatic"),
     ),
     ExposedMetric(
@@ -247,58 +256,59 @@ QUEUE_METRICS: tuple[ExposedMetric[QueueStats], ...] = (
     ExposedMetric(
         "tidegate_queue_delivered_total",
         "counter",
-        "Deliveries, repeated ones too.",
+        "Deliveries, including repeated ones.",
         lambda q: q.delivered,
     ),
     ExposedMetric(
         "tidegate_queue_redelivered_total",
         "counter",
-        "Of those, deliveries of messages that may have been delivered before.",
+        "Deliveries of messages that may have been delivered before.",
         lambda q: q.redelivered,
     ),
     ExposedMetric(
         "tidegate_queue_returned_total",
         "counter",
-        "Messages that came back: returned, lease run out, or consumer gone.",
+        "Messages that came back because they were returned, their lease "
+        "expired, or their consumer ended.",
         lambda q: q.returned,
     ),
     ExposedMetric(
-        "tidegate_queue_acknowledged_total", "counter", "Messages done.", lambda q: q.acked
+        "tidegate_queue_acknowledged_total", "counter", "Acknowledged messages.", lambda q: q.acked
     ),
     ExposedMetric(
         "tidegate_queue_dead_lettered_total",
         "counter",
-        "Messages given up that went to the dead letters.",
+        "Messages that moved to the dead letters.",
         lambda q: q.dead_lettered,
     ),
     ExposedMetric(
         "tidegate_queue_dropped_total",
         "counter",
-        "Messages given up that went nowhere: the queue keeps no dead letters.",
+        "Messages that were given up without a dead-letter queue.",
         lambda q: q.dropped,
     ),
     ExposedMetric(
         "tidegate_queue_expired_total",
         "counter",
-        "Messages that outlived their time.",
+        "Messages whose time to live ended.",
         lambda q: q.expired,
     ),
     ExposedMetric(
         "tidegate_queue_deduplicated_total",
         "counter",
-        "Messages that were not stored, since one with their dedup id was.",
+        "Messages that were not stored because their dedup id was known.",
         lambda q: q.deduplicated,
     ),
     ExposedMetric(
         "tidegate_queue_handed_over_total",
         "counter",
-        "Messages that went to a sibling: from an alias to a replica, or from one to another.",
+        "Messages that moved from an alias to a replica, or from one replica to another.",
         lambda q: q.handed_over,
     ),
     ExposedMetric(
         "tidegate_queue_taken_over_total",
         "counter",
-        "Messages that came from a sibling.",
+        "Messages that came from the alias or from another replica.",
         lambda q: q.taken_over,
     ),
     ExposedMetric(
@@ -307,13 +317,13 @@ QUEUE_METRICS: tuple[ExposedMetric[QueueStats], ...] = (
     ExposedMetric(
         "tidegate_queue_wait_seconds",
         "histogram",
-        "From when a message could be delivered to its first delivery; delays do not count.",
+        "Time from when a message could be delivered to its first delivery, without delays.",
         lambda q: q.wait,
     ),
     ExposedMetric(
         "tidegate_queue_service_seconds",
         "histogram",
-        "From delivery to acknowledgement.",
+        "Time from delivery to acknowledgement.",
         lambda q: q.service,
     ),
 )
@@ -479,49 +489,50 @@ DOOR_METRICS: tuple[ExposedMetric[DoorSample], ...] = (
     ExposedMetric(
         "tidegate_http_requests_total",
         "counter",
-        "Requests that the door let in.",
+        "Requests that the door admitted.",
         lambda door: door.accepted,
     ),
     ExposedMetric(
         "tidegate_http_answered_total",
         "counter",
-        "Whole answers of instances that went to clients.",
+        "Complete answers of instances that went to clients.",
         lambda door: door.answered,
     ),
     ExposedMetric(
         "tidegate_http_refused_total",
         "counter",
-        "Requests whose client got no whole answer of an instance: turned away, or cut off.",
+        "Requests whose client got no complete answer of an instance, because "
+        "the door refused or aborted them.",
         lambda door: door.refused,
     ),
     ExposedMetric(
         "tidegate_http_in_flight_requests",
         "gauge",
-        "Requests that the door has in hand.",
+        "Requests that the door processes.",
         lambda door: door.in_flight,
     ),
     ExposedMetric(
         "tidegate_http_waiting_requests",
         "gauge",
-        "Of those, how many wait in the door for an instance.",
+        "Requests that wait in the door for an instance.",
         lambda door: door.waiting,
     ),
     ExposedMetric(
         "tidegate_http_response_seconds",
         "histogram",
-        "From a request to the end of its answer, as clients see it.",
+        "Time from a request to the end of its answer, as clients see it.",
         lambda door: durations_of(door.response),
     ),
     ExposedMetric(
         "tidegate_http_instances",
         "gauge",
-        "Instances that the door knows, spare and ejected ones too.",
+        "Instances that the door knows, including spare and ejected ones.",
         lambda door: len(door.instances),
     ),
     ExposedMetric(
         "tidegate_http_troubled",
         "gauge",
-        "1 while there is something that the door cannot do.",
+        "1 while the door cannot perform one of its functions.",
         lambda door: bool(door.trouble),
     ),
 )
@@ -542,25 +553,25 @@ INSTANCE_METRICS: tuple[ExposedMetric[InstanceStats], ...] = (
     ExposedMetric(
         "tidegate_http_instance_answered_total",
         "counter",
-        "Requests that it answered.",
+        "Requests that the instance answered.",
         lambda one: one.seen.answered,
     ),
     ExposedMetric(
         "tidegate_http_instance_server_errors_total",
         "counter",
-        "Of those, how many with 500 and above.",
+        "Requests that the instance answered with a status of 500 or above.",
         lambda one: one.seen.server_errors,
     ),
     ExposedMetric(
         "tidegate_http_instance_failed_total",
         "counter",
-        "Requests without a whole answer of it.",
+        "Requests without a complete answer of the instance.",
         lambda one: one.seen.failed,
     ),
     ExposedMetric(
         "tidegate_http_instance_service_seconds",
         "histogram",
-        "From sending a request to it to the end of its answer.",
+        "Time from sending a request to the instance to the end of its answer.",
         lambda one: durations_of(one.seen.response),
     ),
     ExposedMetric(
@@ -572,7 +583,7 @@ INSTANCE_METRICS: tuple[ExposedMetric[InstanceStats], ...] = (
     ExposedMetric(
         "tidegate_http_instance_ejections_total",
         "counter",
-        "How often it went out of it.",
+        "Number of times that the instance was ejected from the balancing.",
         lambda one: one.ejections,
     ),
 )
@@ -581,13 +592,14 @@ AGREEMENT_METRICS: tuple[ExposedMetric[AgreementStats], ...] = (
     ExposedMetric(
         "tidegate_agreement_budget_left",
         "gauge",
-        "What is left of the error budget: 1 untouched, below 0 overdrawn.",
+        "Remaining part of the error budget: 1 is untouched, below 0 is overdrawn.",
         lambda one: one.budget_left,
     ),
     ExposedMetric(
         "tidegate_agreement_burn_rate",
         "gauge",
-        "How many times faster than allowed it was used in the last hour; 0 without data.",
+        "Use of the error budget in the last hour as a multiple of the allowed "
+        "rate; 0 without data.",
         lambda one: one.burn_rate or 0.0,
     ),
 )
@@ -595,7 +607,7 @@ AGREEMENT_METRICS: tuple[ExposedMetric[AgreementStats], ...] = (
 RESPONSES: ExposedMetric[int] = ExposedMetric(
     "tidegate_http_responses_total",
     "counter",
-    "Answers that clients got by the class of their status, those of the door itself too.",
+    "Answers to clients by the class of their status, including answers of the door itself.",
     lambda count: count,
 )
 VERDICT: ExposedMetric[bool] = ExposedMetric(

@@ -125,18 +125,18 @@ def test_creating_twice_is_an_error_unless_it_is_fine(script: Script, queue: str
     assert script("create", queue, "--exist-ok").returncode == 0
 
 
-def test_status_and_members_know_the_node(script: Script, served: ServedNode, queue: str) -> None:
+def test_status_and_nodes_know_the_node(script: Script, served: ServedNode, queue: str) -> None:
     script("create", queue)
     script("put", queue, "x")
 
     status = script.json("status", "--queue", queue)
-    (member,) = [one for one in script.json("members") if one["alive"]]
+    (listed,) = [one for one in script.json("nodes") if one["alive"]]
 
     (node,) = status["nodes"]
-    assert node["address"] == member["address"] == served.url
+    assert node["address"] == listed["address"] == served.url
     (numbers,) = node["queues"]
     assert (numbers["name"], numbers["put"], numbers["waiting"]) == (queue, 1, 1)
-    assert served.url in [line.split("\t")[2] for line in lines(script("members"))]
+    assert served.url in [line.split("\t")[2] for line in lines(script("nodes"))]
 
 
 def test_ping_measures(script: Script, served: ServedNode) -> None:
@@ -230,7 +230,7 @@ def test_what_is_piped_has_no_boxes_and_tabs_between_cells(script: Script, queue
     script("create", queue)
     script("put", queue, "tab\tin it")
 
-    for command in (["queues"], ["members"], ["status"], ["peek", queue], ["--help"]):
+    for command in (["queues"], ["nodes"], ["status"], ["peek", queue], ["--help"]):
         text = script(*command).stdout.decode()
         assert text
         assert not BOX & set(text), command

@@ -53,7 +53,7 @@ def started(
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["members"], 0, b"node"),
+        (["nodes"], 0, b"node"),
         (["queues"], 0, b"queue"),
         (["policy", "nonesuch"], FAILED, b"no queue named 'nonesuch'"),
         (["topics"], 0, b"topic"),
@@ -61,7 +61,7 @@ def started(
         (["explain"], 0, b"nothing was decided"),
         (["config"], 0, b"[node]"),
         (["services"], EMPTY_RESULT, b"nothing is hosted"),
-        (["hold", "nonesuch"], FAILED, b"no service is called 'nonesuch'"),
+        (["override", "nonesuch"], FAILED, b"no service is called 'nonesuch'"),
         (["sla"], EMPTY_RESULT, b""),
         (["learn", "--lake", "/no/such/lake"], FAILED, b"/no/such/lake"),
         (["simulate", "/no/such/trace.csv"], 2, b"/no/such/trace.csv"),

@@ -127,10 +127,8 @@ def test_a_reader_has_three_machines_and_loses_one(external_url: str, folder: Pa
         # The client knows all three.
         (client,) = (part for part in parts if part.language == "python")
         three.do(client)
-        members = Block("sh", "tidegate members\n", 0)
-        eventually(
-            lambda: three.at("mq1") not in three.reader.do(members), "it is known to be dead"
-        )
+        nodes = Block("sh", "tidegate nodes\n", 0)
+        eventually(lambda: three.at("mq1") not in three.reader.do(nodes), "it is known to be dead")
     finally:
         three.reader.end()
         with psycopg.connect(external_url, autocommit=True) as connection:

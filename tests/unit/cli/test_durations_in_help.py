@@ -13,8 +13,8 @@ from tidegate.cli.app import app
     [
         ("watch", ("1h", "60s", "5s"), ("3600.0", "60.0", "5.0")),
         ("worker", ("30s",), ("30.0",)),
-        ("get", ("not at all", "60s"), ("default: 0", "60.0")),
-        ("ping", ("not at all",), ("default: 0",)),
+        ("get", ("no wait", "60s"), ("default: 0", "60.0")),
+        ("ping", ("no wait",), ("default: 0",)),
         ("status", ("1s",), ("1.0",)),
         ("top", ("1s",), ("1.0",)),
     ],
@@ -37,5 +37,5 @@ def test_looking_all_the_time_is_refused() -> None:
 
 def test_a_report_says_that_it_reads_what_was_learned() -> None:
     shown = CliRunner().invoke(app, ["report", "--help"]).output
-    assert "What was learned." in shown
-    assert "Where results go" not in shown
+    assert "Read the learned models" in shown
+    assert "Write the learned models" not in shown

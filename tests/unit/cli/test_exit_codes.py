@@ -18,13 +18,13 @@ BAD_SETTINGS = {"TIDEGATE_NODE__PORT": "many"}
 # Those that read the settings: what was written wrongly is found before anybody is asked.
 SETTLED = {
     *("up", "node", "worker", "config", "host", "deploy", "undeploy", "services", "door"),
-    *("sla", "learn", "watch", "report", "hold", "console", "top", "user list"),
+    *("sla", "learn", "watch", "report", "override", "console", "top", "user list"),
     *("user add", "user passwd", "user grant", "user remove"),
 }
 ASKS_A_NODE = [
     ["ping"],
     ["status"],
-    ["members"],
+    ["nodes"],
     ["queues"],
     ["create", "orders"],
     ["delete", "orders"],
@@ -66,6 +66,14 @@ def test_an_option_that_there_is_not_was_asked_wrongly(
     command_line: CommandLine, name: str
 ) -> None:
     assert command_line(*name.split(), "--no-such-option").returncode == USAGE_ERROR
+
+
+@pytest.mark.parametrize("former", ["members", "hold"])
+def test_a_former_command_name_is_unknown(command_line: CommandLine, former: str) -> None:
+    finished = command_line(former)
+
+    assert (finished.returncode, finished.stdout) == (USAGE_ERROR, b""), finished.stderr
+    assert f"No such command '{former}'".encode() in finished.stderr
 
 
 @pytest.mark.parametrize(
@@ -119,7 +127,7 @@ def test_settings_that_cannot_be_used_were_written_wrongly(
         "deploy": ["shop:app", "--agreement", "shop.toml"],
         "undeploy": ["shop"],
         "door": ["shop"],
-        "hold": ["shop"],
+        "override": ["shop"],
         "user add": ["ann"],
         "user passwd": ["ann"],
         "user grant": ["ann"],

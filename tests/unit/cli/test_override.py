@@ -1,4 +1,4 @@
-"""`tidegate hold`: what is held of an HTTP service, said to the store."""
+"""`tidegate override`: overrides of an HTTP service, written to the store."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ async def store() -> MemoryStore:
     return made
 
 
-async def test_a_service_is_held_and_given_back_and_it_is_noted_who(store: MemoryStore) -> None:
+async def test_overrides_of_a_service_are_set_removed_and_recorded(store: MemoryStore) -> None:
     assert await override_service(store, "shop", {}) == NO_OVERRIDE
     assert await override_service(store, "shop", {"instances": 2}) == ServiceOverride(instances=2)
-    # On top of what is held already.
+    # A second change keeps the overrides that it does not name.
     both = await override_service(store, "shop", {"concurrency": 9})
     assert both == ServiceOverride(instances=2, concurrency=9)
     assert await override_service(store, "shop", {"most": 2}, auto=True) == ServiceOverride(most=2)
