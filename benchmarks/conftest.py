@@ -24,6 +24,12 @@ from node_fixtures import (
     start_node,
     store,
 )
+from time_limit import (
+    pytest_runtest_call,
+    pytest_runtest_setup,
+    pytest_runtest_teardown,
+    pytest_timeout_set_timer,
+)
 
 __all__ = [
     "backing",
@@ -33,6 +39,10 @@ __all__ = [
     "mq",
     "node",
     "pytest_asyncio_loop_factories",
+    "pytest_runtest_call",
+    "pytest_runtest_setup",
+    "pytest_runtest_teardown",
+    "pytest_timeout_set_timer",
     "rabbitmq",
     "rabbitmq_broker",
     "start_node",

@@ -34,6 +34,12 @@ from node_fixtures import (
     store,
 )
 from thoroughness import USUAL
+from time_limit import (
+    pytest_runtest_call,
+    pytest_runtest_setup,
+    pytest_runtest_teardown,
+    pytest_timeout_set_timer,
+)
 
 __all__ = [
     "backing",
@@ -46,6 +52,10 @@ __all__ = [
     "one_mortal_broker",
     "other_server",
     "pytest_asyncio_loop_factories",
+    "pytest_runtest_call",
+    "pytest_runtest_setup",
+    "pytest_runtest_teardown",
+    "pytest_timeout_set_timer",
     "rabbitmq",
     "rabbitmq_broker",
     "start_node",

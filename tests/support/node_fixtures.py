@@ -32,7 +32,6 @@ from tidegate.core.store import Store
 from tidegate.storage.embedded import EmbeddedPostgres
 from tidegate_lab.peers.servers import RabbitmqServer
 
-TEST_S_MAX = 90.0
 DEFAULT_LIMITS = NodeLimits()
 # Of nodes whose test does not say: no node is declared dead while the machine is busy elsewhere.
 LEASE_S = 60.0
@@ -40,19 +39,7 @@ LEASE_S = 60.0
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     # Nodes run on uvloop; so do their tests.
-    return {"uvloop": _new_loop}
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    """A loop that ends what hangs: pytest's own timeout cannot break into uvloop."""
-    loop = uvloop.new_event_loop()
-
-    def give_up() -> None:
-        for task in asyncio.all_tasks(loop):
-            task.cancel("the test took too long")
-
-    loop.call_later(TEST_S_MAX, give_up)
-    return loop
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="session")

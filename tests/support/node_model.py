@@ -103,11 +103,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.counter = 0
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        async def within_bounds() -> Result:
-            async with asyncio.timeout(20):
-                return await work
-
-        return self.runner.run(within_bounds())
+        return self.runner.run(work)
 
     # Life
 

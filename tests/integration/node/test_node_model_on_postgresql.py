@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from backing import PostgresBacking
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -9,6 +10,8 @@ from node_model import NodeMachine
 from thoroughness import examples
 
 
+# On a busy machine the thousands of steps take minutes.
+@pytest.mark.timeout(600)
 def test_a_node_on_postgresql_behaves_as_the_model(embedded_url: str) -> None:
     run_state_machine_as_test(
         lambda: NodeMachine(PostgresBacking("embedded", embedded_url)),  # type: ignore[arg-type]
