@@ -58,7 +58,7 @@ peers: | $(VENV)/bin/python
 
 coverage: export COVERAGE_FILE := $(abspath results/coverage/lines)
 coverage: PYTEST := $(BIN)/python -m coverage run -m pytest
-coverage: ready ## the lines of src/tidegate without lab that `make test` runs, child processes measured
+coverage: ready ## the lines of src/tidegate that `make test` runs, child processes measured
 	@rm -rf $(dir $(COVERAGE_FILE)) && mkdir -p $(dir $(COVERAGE_FILE))
 	@$(call run-stages,unit integration system,) || echo "The figure below is of a run that failed."
 	@$(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage report
@@ -110,13 +110,13 @@ $(VENV)/bin/python:
 
 $(VENV)/installed-demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing Tidegate into $(VENV): a minute or two"
-	@$(PIP_INSTALL) -e '.[spark,console,http]'
+	@$(PIP_INSTALL) -e '.[node,spark,console]'
 	@$(COMPILE)
 	@touch $@
 
-$(VENV)/installed-all: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/installed-all: pyproject.toml lab/pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing Tidegate with everything for development into $(VENV): two minutes or so"
-	@$(PIP_INSTALL) -e '.[spark,lab,console,docs,dev]'
+	@$(PIP_INSTALL) -e '.[node,spark,console,docs,dev]' -e lab
 	@$(COMPILE)
 	@touch $(VENV)/installed-demo $@
 

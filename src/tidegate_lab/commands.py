@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,13 +14,14 @@ from tidegate.cli.options import DEFAULT, UrlOption
 from tidegate.cli.output import (
     Column,
     JsonOption,
+    MeasurementFailed,
     Output,
     QuickOption,
     names_in,
     print_progress,
     print_report,
-    requiring_lab,
     run_measurement,
+    terminated_like_interrupted,
     with_options,
 )
 from tidegate.core.errors import InvalidValue, TidegateError
@@ -31,6 +34,31 @@ if TYPE_CHECKING:
 
 RoundsOption = Annotated[int | None, typer.Option(min=1, help="Number of rounds.")]
 SecondsOption = Annotated[float | None, typer.Option(min=0.1, help="Length of one run in seconds.")]
+
+
+class LabMissing(TidegateError):
+    """A package that only measurements need is not installed."""
+
+    name = "LAB_MISSING"
+
+
+@contextlib.contextmanager
+def requiring_lab() -> Iterator[None]:
+    """Report missing packages and failed measurements in this context as Tidegate errors."""
+    try:
+        with terminated_like_interrupted():
+            yield
+    except ModuleNotFoundError as missing:
+        if missing.name is not None and missing.name.startswith("tidegate"):
+            raise
+        raise LabMissing(f"this needs the package {missing.name}: run `make setup`") from None
+    except (RuntimeError, AssertionError) as failure:
+        # Errors of the lab's own servers and child processes are expected failures. Any other error
+        # is a bug, and needs its traceback.
+        if not type(failure).__module__.startswith("tidegate_lab"):
+            raise
+        raise MeasurementFailed(str(failure)) from None
+
 
 bench = typer.Typer(no_args_is_help=True, help="Run benchmarks.")
 

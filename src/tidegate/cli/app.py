@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from tidegate.cli import COMMANDS, is_installed
+from tidegate.cli import COMMANDS, added_commands
 from tidegate.cli.command_line import new_app, run
 
 app = new_app()
-for _place in COMMANDS:
+for _place in (*COMMANDS, *(place for _, place in added_commands())):
     _module, _, _register = _place.partition(":")
-    if is_installed(_place):
-        getattr(import_module(_module), _register)(app)
+    getattr(import_module(_module), _register)(app)
 
 
 def run_app() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import logging
 import os
 import re
@@ -440,36 +439,10 @@ Options = TypeVar("Options", bound=QuickOptions)
 Measurement = TypeVar("Measurement", bound=Report)
 
 
-class LabMissing(TidegateError):
-    """A package that only measurements need is not installed."""
-
-    name = "LAB_MISSING"
-
-
 class MeasurementFailed(TidegateError):
     """A measurement failed; the text may have several lines."""
 
     name = "MEASUREMENT_FAILED"
-
-
-@contextlib.contextmanager
-def requiring_lab() -> Iterator[None]:
-    """Report missing packages and failed measurements in this context as Tidegate errors."""
-    try:
-        with terminated_like_interrupted():
-            yield
-    except ModuleNotFoundError as missing:
-        if missing.name is not None and missing.name.startswith("tidegate"):
-            raise
-        raise LabMissing(
-            f"this needs the package {missing.name}: pip install 'tidegate[lab]'"
-        ) from None
-    except (RuntimeError, AssertionError) as failure:
-        # Errors of the lab's own servers and child processes are expected failures. Any other error
-        # is a bug, and needs its traceback.
-        if not type(failure).__module__.startswith("tidegate_lab"):
-            raise
-        raise MeasurementFailed(str(failure)) from None
 
 
 def print_progress(line: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidegate.cli.command_line import NotWritten
-from tidegate.cli.output import Cell, Column, JsonOption, Output, print_progress, requiring_lab
+from tidegate.cli.output import Cell, Column, JsonOption, Output, print_progress
 from tidegate.core.errors import InvalidValue
 from tidegate.core.topology import ScalingPolicy
 
@@ -145,11 +145,10 @@ def _write(scenario: SimulationScenario, outcomes: list[SimulationResult], out: 
         raise NotWritten(f"{out}: cannot be made a folder: {error.strerror}") from None
     plain: list[Any] = [one.as_json() for one in outcomes]
     (out / "simulation.json").write_bytes(msgspec.json.encode(plain) + b"\n")
-    with requiring_lab():
-        from tidegate.simulation.figures import draw_outcomes
+    from tidegate.simulation.figures import draw_outcomes
 
-        for kind in ("png", "svg"):
-            draw_outcomes(outcomes, out / f"simulation.{kind}", title=scenario.about)
+    for kind in ("png", "svg"):
+        draw_outcomes(outcomes, out / f"simulation.{kind}", title=scenario.about)
 
 
 def _print(scenario: SimulationScenario, outcomes: list[SimulationResult], output: Output) -> None:

@@ -262,9 +262,9 @@ def prefetch(
     begun_at = time.monotonic()
     with terminated_like_interrupted():
         with progress(sweep_samples(low, high) + wish.excited_samples) as heard:
-            tuned = run_on_uvloop(experiment(heard))
+            tuned = run_on_worker_loop(experiment(heard))
         if apply:
-            run_on_uvloop(_apply(url, queue, wish, tuned))
+            run_on_worker_loop(_apply(url, queue, wish, tuned))
     if json:
         output.json(tuning_json(tuned))
         return
@@ -293,11 +293,11 @@ def _goal(
     return TuningGoal(low=low, high=high, sample_s=sample_s, excited_samples=excited, **asked)
 
 
-def run_on_uvloop(work: Coroutine[Any, Any, Result]) -> Result:
+def run_on_worker_loop(work: Coroutine[Any, Any, Result]) -> Result:
     """Run on the event loop that workers use, so that measured rates match."""
-    import uvloop
+    from tidegate.client.connection import new_event_loop
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(work)
 
 

@@ -35,6 +35,7 @@ import msgspec
 
 from tidegate.client.client import Client
 from tidegate.client.connect import Connector, connect, default_url
+from tidegate.client.connection import new_event_loop
 from tidegate.client.engine import EngineClient, EngineSubscription
 from tidegate.client.handler import (
     Handler,
@@ -244,8 +245,6 @@ class App:
             QueueNotExisting: a queue was deleted; the other workers finish first.
             InvalidValue: a bad argument, or an app without workers.
         """
-        import uvloop
-
         last_exit = ForcedExit()
         hurries = False
 
@@ -289,7 +288,8 @@ class App:
 
         self.has_cut_off = False
         try:
-            uvloop.run(run())
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                runner.run(run())
         finally:
             # At exit Python waits for threads. With stopped handlers, leave the forced exit armed.
             if not self.has_cut_off:

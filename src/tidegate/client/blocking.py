@@ -16,6 +16,7 @@ from msgspec import UNSET, UnsetType
 from tidegate.client import tracing
 from tidegate.client.catalogue import WaitingIds
 from tidegate.client.client import Client
+from tidegate.client.connection import new_event_loop
 from tidegate.client.handler import error_text
 from tidegate.client.message import Message, MessageBatch
 from tidegate.client.options import PutOptions
@@ -45,9 +46,7 @@ class LoopThread:
         self._ready.wait()
 
     def _run(self) -> None:
-        import uvloop
-
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
             self.loop = runner.get_loop()
             self._ready.set()
             self.loop.run_forever()

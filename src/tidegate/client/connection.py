@@ -706,3 +706,12 @@ def verifying_context(authority: Path | None = None) -> ssl.SSLContext:
         raise InvalidValue(f"{authority} holds no certificates in PEM: {failure}") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop of uvloop if it is installed (extra `node`), else of asyncio."""
+    try:
+        from uvloop import new_event_loop
+    except ModuleNotFoundError:
+        return asyncio.new_event_loop()
+    return new_event_loop()

@@ -264,7 +264,7 @@ def test_a_missing_part_of_the_lab_is_said_in_a_sentence() -> None:
     )
     assert finished.returncode == 1
     assert finished.stderr.decode().startswith("tidegate: this needs the package matplotlib")
-    assert "pip install 'tidegate[lab]'" in finished.stderr.decode()
+    assert "run `make setup`" in finished.stderr.decode()
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     paced = partial(probe.PacedHandler, monotonic=lambda: asyncio.get_running_loop().time())
     monkeypatch.setattr(probe, "PacedHandler", paced)
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        monkeypatch.setattr(tuning, "run_on_uvloop", runner.run)
+        monkeypatch.setattr(tuning, "run_on_worker_loop", runner.run)
         bench = Bench(runner, tmp_path)
         bench.begin()
         yield bench
