@@ -1,4 +1,4 @@
-"""The `tidegate` command: a module for each group of commands, and the extra of a missing package.
+"""The `tidegate` command: settings, wiring, and a module for each group of commands.
 
 One command imports only its own module. Importing all modules would take longer than most commands
 run, and machines start many workers. `app.py` imports all groups, and a test compares the two
