@@ -396,16 +396,26 @@ class NodeClients:
         self._node = node
         self._clients: dict[str, Client] = {}
         self._opening: dict[str, asyncio.Task[Client]] = {}
+        self._closed = False
 
     async def _client(self, address: str) -> Client:
         client = self._clients.get(address)
         if client is not None and client.link is not None and client.link.alive:
             return client
+        if self._closed:
+            raise Unavailable("this node is going away")
         opening = self._opening.get(address)
         if opening is None:
             opening = self._opening[address] = asyncio.create_task(self._open(address))
             opening.add_done_callback(lambda done: self._opened(address, done))
-        return await asyncio.shield(opening)
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if opening.cancelled() and task is not None and not task.cancelling():
+                # `close` has cancelled the opening, not this caller.
+                raise Unavailable("this node is going away") from None
+            raise
 
     async def _open(self, address: str) -> Client:
         before = self._clients.pop(address, None)
@@ -485,6 +495,7 @@ class NodeClients:
         return [node for nodes in answers for node in nodes]
 
     async def close(self) -> None:
+        self._closed = True
         await cancel_and_wait(self._opening.values())
         for client in self._clients.values():
             with contextlib.suppress(TidegateError):

@@ -157,7 +157,8 @@ class ClusterConnection:
             # Registering can be repeated: a name that exists by now is identified.
             link.abort()
             raise Unavailable(f"the node at {host}:{port} hung up") from None
-        except TidegateError:
+        except BaseException:
+            # Also if cancelled: no other code would close the connection.
             link.abort()
             raise
         if not link.alive:

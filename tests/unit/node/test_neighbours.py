@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import pytest
 from virtual_nodes import VirtualClock, cable, in_virtual_time
@@ -19,8 +21,8 @@ ANSWER_S = 2.0
 STATS = Stats(None, cluster=False)
 
 
-@in_virtual_time
-async def test_a_login_that_takes_longer_than_an_answer_does_not_begin_anew_each_time() -> None:
+@contextlib.asynccontextmanager
+async def two_nodes() -> AsyncIterator[tuple[Node, Node]]:
     clock = VirtualClock()
     store = MemoryStore(clock)
     asking, asked = (
@@ -29,8 +31,15 @@ async def test_a_login_that_takes_longer_than_an_answer_does_not_begin_anew_each
     )
     await asking.start()
     await asked.start()
+    yield asking, asked
+    await asking.stop()
+    await asked.stop()
+
+
+@in_virtual_time
+async def test_a_login_that_takes_longer_than_an_answer_does_not_begin_anew_each_time() -> None:
     # Given a way on which an answer is there in time, but not after a login
-    async with cable(asked.address, 0.5) as way:
+    async with two_nodes() as (asking, asked), cable(asked.address, 0.5) as way:
         neighbours = asking.neighbours
         with pytest.raises(Unavailable):
             await neighbours.asked(way.url, STATS, ANSWER_S)
@@ -42,5 +51,35 @@ async def test_a_login_that_takes_longer_than_an_answer_does_not_begin_anew_each
         # Then they are answered, over the one connection that was begun at first
         assert len(answers) == 3
         assert way.connections == 1
-        await asking.stop()
-    await asked.stop()
+
+
+@in_virtual_time
+async def test_who_asks_while_the_node_ends_is_refused_and_no_connection_is_left() -> None:
+    async with two_nodes() as (asking, asked), cable(asked.address, 0.5) as way:
+        # Given a question that waits for a login
+        question = asyncio.create_task(asking.neighbours.asked(way.url, STATS, 60.0))
+        await asyncio.sleep(1.5)  # in virtual time: the login takes 3 s
+        assert len(asked.sessions) == 1
+
+        # When the connections are closed
+        await asking.neighbours.close()
+
+        # Then it fails as if the other node were away, and so do later ones
+        for refused in (question, asking.neighbours.asked(way.url, STATS, 60.0)):
+            with pytest.raises(Unavailable, match="going away"):
+                await refused
+        await asyncio.sleep(1.5)  # in virtual time: the login takes 3 s
+        assert len(asked.sessions) == 0
+
+
+@in_virtual_time
+async def test_who_is_cancelled_stays_cancelled_and_the_next_finds_the_connection() -> None:
+    async with two_nodes() as (asking, asked), cable(asked.address, 0.5) as way:
+        question = asyncio.create_task(asking.neighbours.asked(way.url, STATS, 60.0))
+        await asyncio.sleep(1.5)  # in virtual time: the login takes 3 s
+        question.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await question
+
+        await asking.neighbours.asked(way.url, STATS, 60.0)
+        assert way.connections == 1
