@@ -68,18 +68,36 @@ async def until_cut(host: VirtualHost) -> None:
     await eventually_async(host.close_connections)
 
 
+async def connections_beyond(host: VirtualHost, known: set[str], count: int) -> set[str]:
+    """Names of all connections, once the management API knows so many that are not `known`."""
+
+    def names() -> set[str]:
+        found = set(host.connections())
+        return found if len(found - known) >= count else set()
+
+    return await eventually_async(names)
+
+
 async def test_queues_of_every_sort_leave_the_connection_alone(rabbitmq: VirtualHost) -> None:
-    async with await aio_pika.connect(rabbitmq.url) as theirs:
+    async with await aio_pika.connect(rabbitmq.url) as theirs, tidegate.connect(rabbitmq.url) as mq:
         channel = await theirs.channel()
         await channel.declare_queue("aged", durable=True, arguments={"x-message-ttl": 60_000})
         await channel.declare_queue("short-lived", durable=False, auto_delete=False)
+        await mq.create_queue("plain")
+        await mq.put("plain", b"x")
+        # Theirs, and ours for publishing and for everything else.
+        before = await connections_beyond(rabbitmq, set(), 3)
 
-        async with tidegate.connect(rabbitmq.url) as mq:
-            for name in ("aged", "short-lived"):
-                async with mq.subscribe(name) as subscription:
-                    await mq.put(name, b"x")
-                    assert (await first_of(subscription)).payload == b"x"
-            assert len(rabbitmq.connections()) <= 2
+        for name in ("aged", "short-lived"):
+            async with mq.subscribe(name) as subscription:
+                await mq.put(name, b"x")
+                assert (await first_of(subscription)).payload == b"x"
+
+        # Had one of them been lost, the one in its place would be known before the last one is.
+        async with await aio_pika.connect(rabbitmq.url):
+            after = await connections_beyond(rabbitmq, before, 1)
+        assert before < after
+        assert len(after - before) == 1
 
 
 async def test_what_others_publish_is_understood(rabbitmq: VirtualHost) -> None:
