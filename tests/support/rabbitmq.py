@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from waiting import LIMIT_S
 
 from tidegate_lab.peers.servers import (
     CONSISTENT_HASH_EXCHANGE,
@@ -31,7 +32,6 @@ from tidegate_lab.peers.servers import (
 PLUGINS = (MANAGEMENT, CONSISTENT_HASH_EXCHANGE)
 # Numbers of the management API are at most this old; RabbitMQ's own 5 s would be waited for.
 SETTINGS = {"collect_statistics_interval": "250"}
-ANSWER_S_MAX = 20.0
 
 _numbers = itertools.count(1)
 
@@ -119,7 +119,7 @@ class VirtualHost:
         request.add_header("Content-Type", "application/json")
         request.data = None if body is None else json.dumps(body).encode()
         try:
-            with urllib.request.urlopen(request, timeout=ANSWER_S_MAX) as answer:
+            with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
                 text = answer.read()
         except urllib.error.HTTPError as failure:
             if failure.code == 404 and missing_ok:

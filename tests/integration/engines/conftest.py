@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tomllib
@@ -27,6 +28,8 @@ ENGINES = [
     "redis",
 ]
 REDIS_ENGINE = EXAMPLES / "redis_engine"
+# In turn: a process that a test has left behind reads another one than the next test.
+DATABASES = itertools.cycle(range(16))
 EVERYTHING = frozenset(Capability)
 CAPABILITIES = {
     "classic": {
@@ -85,12 +88,13 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     if request.param == "redis":
         request.getfixturevalue("redis_engine")
         server: RedisServer = request.getfixturevalue("one_redis")
-        url = f"redis://127.0.0.1:{server.port}/0"
-        yield Engine("redis", url, frozenset(CAPABILITIES["redis"]))
         from redis.asyncio import Redis
 
+        # Emptied before the test: what the one before has left does not depend on how it ended.
+        url = f"redis://127.0.0.1:{server.port}/{next(DATABASES)}"
         async with Redis.from_url(url) as emptied:
-            await emptied.flushall()
+            await emptied.flushdb()
+        yield Engine("redis", url, frozenset(CAPABILITIES["redis"]))
         return
     kind = request.param.removeprefix("rabbitmq-")
     host: VirtualHost = request.getfixturevalue("rabbitmq")
