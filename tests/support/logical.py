@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from backing import StartNode
-from waiting import LIMIT_S
+from waiting import LIMIT_S, eventually_async
 
 from tidegate.broker.node import Node
 from tidegate.broker.replica import Replica
-from tidegate.broker.transactions import retry_while_moving
-from tidegate.client.connection import Transport, parse_url
+from tidegate.client.connection import TRANSIENT_ERRORS, Transport, parse_url
 from tidegate.core.errors import Notice
 from tidegate.core.model import ClientMode
 from tidegate.core.runtime import NodeLimits
@@ -32,6 +31,23 @@ from tidegate.protocol.messages import PutMessages, ReadMessage, ReadMessageResp
 from tidegate.protocol.packet import Packet, Request
 
 Found = TypeVar("Found", bound=Packet)
+Result = TypeVar("Result")
+
+
+async def while_moving(work: Callable[[], Awaitable[Result]]) -> Result:
+    """Repeat `work` while queues change owners, for as long as a client would.
+
+    On a busy machine a node does not reach another one at each try: a relay has 3 s for its login.
+    """
+
+    async def attempt() -> list[Result]:
+        try:
+            return [await work()]
+        except TRANSIENT_ERRORS:
+            return []
+
+    [result] = await eventually_async(attempt, "the queue has an owner that answers")
+    return result
 
 
 class Orders:
@@ -61,7 +77,7 @@ class Orders:
 
     async def bring(self, node: Node, queue_id: int) -> Replica:
         """Own it there, also when somebody else wants it at the same moment."""
-        return await retry_while_moving(lambda: node.ownership.bring_here(queue_id))
+        return await while_moving(lambda: node.ownership.bring_here(queue_id))
 
     async def set_state(self, number: int, state: ReplicaState) -> None:
         assert await self.store.set_replica_state(self.queue_id, number, state, self.epoch)
@@ -190,9 +206,7 @@ class Scene:
 
     async def read(self, place: ReplicaInfo) -> tuple[bytes, bool] | None:
         try:
-            answered = await retry_while_moving(
-                lambda: self.talker.link.ask(ReadMessage(place.queue_id))
-            )
+            answered = await while_moving(lambda: self.talker.link.ask(ReadMessage(place.queue_id)))
         except Notice:
             return None
         assert isinstance(answered.packet, ReadMessageResponse)

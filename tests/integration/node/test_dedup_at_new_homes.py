@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 from backing import SEVERAL_STORES, STORES, StartNode
-from logical import Scene
+from logical import Scene, while_moving
 
 from tidegate.broker.replica import Replica
-from tidegate.broker.transactions import retry_while_moving
 from tidegate.core.errors import NotHome, Unavailable
 from tidegate.core.model import Attributes
 from tidegate.core.store import LaneSummary
@@ -138,5 +137,5 @@ async def test_a_replica_knows_what_was_stored_while_it_was_loaded(
 async def added_there(scene: Scene) -> ReplicaInfo:
     place = await scene.leader.store.add_replica(scene.leader.queue_id, scene.leader.epoch)
     assert place is not None
-    await retry_while_moving(lambda: scene.there.ownership.bring_here(place.queue_id))
+    await while_moving(lambda: scene.there.ownership.bring_here(place.queue_id))
     return place

@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 from backing import SEVERAL_STORES, STORES, StartNode
-from logical import Scene, Talker
+from logical import Scene, Talker, while_moving
 from waiting import eventually_async
 
-from tidegate.broker.transactions import retry_while_moving
 from tidegate.broker.transfer import split_segments
 from tidegate.core.errors import (
     InvalidValue,
@@ -167,7 +166,7 @@ async def test_what_was_cut_up_is_whole_for_the_next_owner(scene: Scene) -> None
     )
     assert await split_segments(scene.here.replicas[first.queue_id], two_homes) == 1
 
-    await retry_while_moving(lambda: scene.there.ownership.bring_here(first.queue_id))
+    await while_moving(lambda: scene.there.ownership.bring_here(first.queue_id))
 
     assert [payload for payload, _ in await scene.drain(first)] == [b"kept", b"cut off"]
 

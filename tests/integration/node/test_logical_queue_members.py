@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import msgspec
 import pytest
 from backing import Backing, Connect, StartNode, StoppedClock, crash
-from logical import Leader, Talker
+from logical import Leader, Talker, while_moving
 from waiting import eventually_async
 
 from tidegate.broker.node import Node
-from tidegate.broker.transactions import retry_while_moving
 from tidegate.client.client import Client
 from tidegate.core.errors import (
     ChangedMeanwhile,
@@ -451,10 +450,10 @@ async def test_a_new_owner_of_the_alias_knows_its_members_at_once(
     for talker in (near, far):
         await talker.join(queue_id, MemberRole.CONSUMER, member=1)
 
-    await retry_while_moving(lambda: second.ownership.bring_here(queue_id))
+    await while_moving(lambda: second.ownership.bring_here(queue_id))
     for talker in (near, far):
         assert await talker.heard(JoinAgain) == JoinAgain(queue_id)
-        await retry_while_moving(
+        await while_moving(
             lambda talker=talker: talker.join(queue_id, MemberRole.CONSUMER, member=1)
         )
     assert await members(second, queue_id) == {1: (0, 2)}
@@ -463,7 +462,7 @@ async def test_a_new_owner_of_the_alias_knows_its_members_at_once(
     await backing.declare_dead(second.member_id)
     for talker in (near, far):
         assert await talker.heard(JoinAgain) == JoinAgain(queue_id)
-        await retry_while_moving(
+        await while_moving(
             lambda talker=talker: talker.join(queue_id, MemberRole.CONSUMER, member=1)
         )
     owner = next(node for node in (first, third) if queue_id in node.replicas)

@@ -17,6 +17,9 @@ from tidegate.core.topology import ReplicaInfo
 from tidegate.storage.embedded import EmbeddedPostgres
 from tidegate.storage.sharded import ShardedStore
 
+# Most of it is for the fixture: it starts three servers, which takes minutes on a busy machine.
+pytestmark = pytest.mark.timeout(400)
+
 
 @pytest.fixture
 def servers() -> Iterator[list[EmbeddedPostgres]]:
