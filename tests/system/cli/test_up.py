@@ -94,7 +94,8 @@ def test_told_to_stop_it_drains_and_leaves_nothing_running(store_folder: Path, q
 
 def test_killed_it_takes_everything_along(store_folder: Path) -> None:
     up = Up(store_folder, "--nodes", "2")
-    assert len(processes_with(node_mark(up))) == 2
+    # A process that a node starts looks like it for a moment.
+    eventually(lambda: len(processes_with(node_mark(up))) == 2)
 
     up.stop(signal.SIGKILL)
 
