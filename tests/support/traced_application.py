@@ -58,7 +58,7 @@ async def consumer(url: str) -> None:
     async with tidegate.connect(url) as mq:
         await mq.set_policy("orders", retry_first_s=0.01)
         work = asyncio.create_task(mq.consume("orders", handle))
-        await asyncio.wait_for(seen.wait(), 20)
+        await asyncio.wait_for(seen.wait(), 60)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 

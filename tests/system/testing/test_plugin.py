@@ -9,7 +9,6 @@ import pytest
 from places import ROOT
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.timeout(60)
 
 STORY = """
     mq = await tidegate_broker.connect()

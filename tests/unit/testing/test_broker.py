@@ -14,8 +14,6 @@ from tidegate.core.runtime import NodeLimits
 from tidegate.testing.broker import BlockingBroker, Broker
 from tidegate.testing.virtual_time import VirtualTimeLoop, run
 
-pytestmark = pytest.mark.timeout(30)
-
 
 async def test_what_waits_can_be_looked_at_without_taking_it(tidegate_broker: Broker) -> None:
     mq = await tidegate_broker.connect()

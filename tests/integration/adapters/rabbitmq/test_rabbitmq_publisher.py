@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiormq import spec
 from rabbitmq import VirtualHost
+from waiting import LIMIT_S
 
 from tidegate.client.connect import connect
 from tidegate.core.errors import Unavailable
@@ -88,7 +89,7 @@ class Producer:
         await several_turns()
 
     async def all_put(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             await asyncio.gather(*self.puts)
 
 
@@ -133,7 +134,7 @@ async def test_puts_that_have_not_heard_yet_that_theirs_was_lost_are_waited_for(
 
     channel.tell(0)
     await producer.put(1)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         await producer.puts[0]
     await several_turns()
     channel.tell(1, 2)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from waiting import LIMIT_S
 
 from tidegate.core.errors import Unavailable
 from tidegate.engines.rabbitmq.topology import TopologyFeed
@@ -38,7 +39,7 @@ async def test_nobody_passes_those_who_asked_before_a_queue_was_known(turns: int
         await news.topology("orders")
         went_on.append(number)
 
-    async with asyncio.timeout(10), asyncio.TaskGroup() as asking:
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as asking:
         for number in range(5):
             asking.create_task(ask(number))
         await asyncio.sleep(0)

@@ -10,6 +10,7 @@ import pytest
 from aiormq import spec
 from aiormq.base import Base
 from aiormq.channel import Channel
+from waiting import LIMIT_S
 
 from tidegate.core.errors import InvalidValue, LeaseLost, Unavailable
 from tidegate.engines.rabbitmq import consumer as leg_module
@@ -105,7 +106,7 @@ async def test_what_goes_back_does_so_though_nobody_waits_for_it_any_more() -> N
     await asyncio.wait({going_back})
     channel.open_.set()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         assert await channel.settled.get() == ("nack", 1)
     with pytest.raises(LeaseLost, match="settled before"):
         await leg.requeue(1)

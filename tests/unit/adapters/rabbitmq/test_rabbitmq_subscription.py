@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from waiting import LIMIT_S
+
 from tidegate.core.errors import TidegateError, Unavailable
 from tidegate.engines.rabbitmq.subscription import RabbitmqSubscription
 from tidegate.engines.rabbitmq.topology import ReplicaSource
@@ -71,7 +73,7 @@ class Standing(RabbitmqSubscription):
 
 
 async def test_a_replica_that_comes_while_a_lost_connection_is_made_good_is_consumed_from() -> None:
-    async with Standing() as subscription, asyncio.timeout(10):
+    async with Standing() as subscription, asyncio.timeout(LIMIT_S):
         subscription.legs[0].losing.set()
         await subscription.making.wait()
         subscription.replicas = AFTER
@@ -87,7 +89,7 @@ async def test_a_replica_that_comes_while_a_lost_connection_is_made_good_is_cons
 
 
 async def test_a_subscription_counts_how_often_it_was_interrupted() -> None:
-    async with Standing() as subscription, asyncio.timeout(10):
+    async with Standing() as subscription, asyncio.timeout(LIMIT_S):
         at_first = subscription.interruptions
         subscription.legs[0].losing.set()
         await subscription.making.wait()
