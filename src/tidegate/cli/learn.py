@@ -549,7 +549,7 @@ def _anomaly_text(row: Mapping[str, Any]) -> str:
     )
 
 
-# The command `tidegate report`: learned results as one HTML page and a PDF.
+# The command `tidegate report`: learned results as one HTML page.
 
 
 def register_report(app: typer.Typer) -> None:
@@ -560,7 +560,6 @@ def report(
     out: Annotated[Path, typer.Option("--out", help="Write the HTML page to this file.")] = Path(
         "report.html"
     ),
-    pdf: Annotated[bool, typer.Option("--pdf", help="Also write a PDF beside the page.")] = False,
     queues: Annotated[
         int,
         typer.Option(
@@ -584,16 +583,14 @@ def report(
 
     The exit code is 3 if nothing was learned yet.
 
-    Example: `tidegate report --out report.html --pdf`
+    Example: `tidegate report --queues 20 --out report.html`
     """
     output = Output(json)
     settings = load_settings(config, os.environ).with_data(data)
     folder = knowledge or settings.knowledge_folder
     places = agreement or settings.pipeline.agreement_places
-    pdf_file = _beside(out) if pdf else None
-    for place in (out, pdf_file):
-        if place is not None and place.is_dir():
-            raise NotWritten(f"{place} is a folder: name a file, such as {place / 'report.html'}")
+    if out.is_dir():
+        raise NotWritten(f"{out} is a folder: name a file, such as {out / 'report.html'}")
     with requiring_spark():
         from tidegate.agreements.document import read_agreements
         from tidegate.report.page import document_of, write_report
@@ -602,7 +599,7 @@ def report(
         try:
             learned = LearnedModels(folder)
             document = document_of(learned, queues, read_agreements(places))
-            write_report(document, out, pdf_file)
+            write_report(document, out)
         except NothingLearned as nothing:
             warn(str(nothing))
             raise typer.Exit(EMPTY_RESULT) from None
@@ -612,27 +609,12 @@ def report(
             ) from None
     for complaint in learned.complaints:
         warn(complaint)
-    files = [str(file) for file in (out, pdf_file) if file is not None]
     if json:
-        output.json({"files": files, "run": learned.run.run, "complaints": learned.complaints})
+        output.json({"files": [str(out)], "run": learned.run.run, "complaints": learned.complaints})
     else:
-        for written in files:
-            output.line(written)
+        output.line(str(out))
     if show:
         typer.launch(out.absolute().as_uri())
-
-
-def _beside(page: Path) -> Path:
-    """Return the path of the PDF for a page."""
-    if page.is_dir():
-        return page
-    if page.suffix.lower() == ".pdf":
-        raise typer.BadParameter(
-            f"{page} would be both the page and its PDF: name the page, such as "
-            f"{page.with_suffix('.html')}, and the PDF comes beside it",
-            param_hint="--out",
-        )
-    return page.with_suffix(".pdf")
 
 
 def _asked_for(error: OSError, out: Path) -> str:

@@ -1,1 +1,1 @@
-"""Reports for people: what `learn` found as an HTML page or PDF, without Spark or network."""
+"""Reports for people: what `learn` found as an HTML page, without Spark or network."""

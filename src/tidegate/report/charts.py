@@ -1,8 +1,7 @@
 """The parts of a report: documents, sections, cards, charts and tables.
 
-A chart is a function that draws into matplotlib axes, so that the same chart serves HTML and PDF.
-Each chart has a sentence with its finding and a table of its numbers, for readers who cannot see
-it.
+A chart is a function that draws into matplotlib axes. Each chart has a sentence with its finding
+and a table of its numbers, for readers who cannot see it.
 """
 
 from __future__ import annotations
@@ -356,7 +355,7 @@ def limit_line(
     )
 
 
-# Charts as pictures: SVG for a page, or axes on a page of a PDF.
+# Charts as pictures: SVG for a page.
 #
 # matplotlib draws in the light colours. In the SVG each colour is replaced by the stylesheet's
 # variable of the same meaning. The chart thereby follows the reader's light or dark mode. Text
@@ -418,29 +417,28 @@ def svg_of(chart: Chart, name: str, description: str) -> str:
     with mpl.rc_context(STYLE | {"svg.hashsalt": name}):
         figure = Figure(figsize=(WIDTH_IN, chart.height_in))
         FigureCanvasSVG(figure)
-        draw_into(figure, chart, (0.0, 0.0, WIDTH_IN, chart.height_in))
+        draw_into(figure, chart)
         written = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(written, format="svg", metadata=nothing)
     return _for_a_page(written.getvalue(), description)
 
 
-def draw_into(figure: Figure, chart: Chart, box_in: tuple[float, float, float, float]) -> Axes:
-    """Draw the chart into a box of a figure: left, bottom, width and height in inches."""
-    left, bottom, width, height = box_in
-    whole_width, whole_height = figure.get_size_inches()
+def draw_into(figure: Figure, chart: Chart) -> Axes:
+    """Draw the chart into a figure, below the text that says what it measures."""
+    width, height = figure.get_size_inches()
     axes = figure.add_axes(
         (
-            (left + chart.ticks_in) / whole_width,
-            (bottom + _BOTTOM_IN + chart.foot_in) / whole_height,
-            (width - chart.ticks_in - chart.label_in) / whole_width,
-            (height - _TOP_IN - _BOTTOM_IN - chart.foot_in) / whole_height,
+            chart.ticks_in / width,
+            (_BOTTOM_IN + chart.foot_in) / height,
+            (width - chart.ticks_in - chart.label_in) / width,
+            (height - _TOP_IN - _BOTTOM_IN - chart.foot_in) / height,
         )
     )
     chart.draw(axes)
     figure.text(
-        (left + 0.06) / whole_width,
-        (bottom + height - 0.05) / whole_height,
+        0.06 / width,
+        (height - 0.05) / height,
         chart.measures,
         ha="left",
         va="top",

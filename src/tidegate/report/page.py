@@ -8,7 +8,8 @@ A report is made in three steps, each without knowledge of the others.
    missing or unreadable is recorded as a problem and treated as absent.
 2. The modules of the sections (`queues`, `services`, `summary` and others) turn rows into a
    `Document`: sections with text, charts and tables. All numbers are already formatted as text.
-3. This module writes the document as HTML, `pdf` writes it as PDF.
+3. This module writes the document as HTML. Its stylesheet has rules for paper: a browser prints
+   the page, or saves it as PDF.
 
 A chart is a function that draws into matplotlib axes. On a page it becomes SVG whose colours are
 variables of the stylesheet, so that it follows the reader's light or dark mode. Every chart has a
@@ -201,11 +202,15 @@ code { font: .92em var(--mono); }
 footer { border-top: 1px solid var(--pale); color: var(--soft); font-size: .85rem;
   padding-top: 1rem; margin-top: 1.5rem; }
 @page { margin: 14mm; }
-@media print { body { font-size: 11px; } main { max-width: none; padding: 0; }
+@media print { html { font-size: 11px; } body { font-size: 1rem; }
+  main { max-width: none; padding: 0; }
   nav, details { display: none; } .charts { grid-template-columns: 1fr 1fr; gap: 1rem 1.6rem; }
-  .cards { grid-template-columns: 1fr 1fr; } section { padding: 1.2rem 0 .4rem; }
-  h2, h3 { break-after: avoid; } .card { border: 1px solid var(--pale);
-  border-top: 3px solid var(--standing); }
+  .cards { grid-template-columns: 1fr 1fr 1fr; } section { padding: 1.2rem 0 .4rem; }
+  h2, h3, .lead, .caption { break-after: avoid; } tr { break-inside: avoid; }
+  /* Paper cannot be scrolled: cells wrap instead. */
+  .scroll { overflow: visible; } th, td { white-space: normal; } td.words { min-width: 0; }
+  td:not(:first-child, .words) { overflow-wrap: normal; }
+  .card { border: 1px solid var(--pale); border-top: 3px solid var(--standing); }
   .budget, .card { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 """
 )
@@ -394,19 +399,12 @@ def document_of(
     )
 
 
-def write_report(document: Document, html: Path, pdf: Path | None = None) -> None:
-    """Write the page to `html`, and to `pdf` if given; replace each file atomically."""
-    from tidegate.report.pdf import write_pdf
-
+def write_report(document: Document, html: Path) -> None:
+    """Write the page to a file, and replace the file atomically."""
     html.parent.mkdir(parents=True, exist_ok=True)
     partial = html.with_name(f".{html.name}.partial")
     partial.write_text(html_of(document), encoding="utf-8")
     partial.replace(html)
-    if pdf is not None:
-        pdf.parent.mkdir(parents=True, exist_ok=True)
-        partial = pdf.with_name(f".{pdf.name}.partial")
-        write_pdf(document, partial)
-        partial.replace(pdf)
 
 
 # The section on the origin of the numbers: rows read, rows left out, results of the jobs.

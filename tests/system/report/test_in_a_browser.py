@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from chromium import chromium
 from knowledge_of import KnowledgeOf
 from matplotlib.image import imread
 
@@ -81,3 +82,18 @@ def test_it_follows_light_and_dark(
     assert (corner > 0.9).all() if is_light else (corner < 0.2).all()
     # Something is drawn, in the other of the two.
     assert (shown[..., :3].mean(axis=2) < 0.3).any() if is_light else (shown[..., :3] > 0.8).any()
+
+
+def test_paper_cuts_off_no_table_and_hides_what_a_reader_clicks(page: Path) -> None:
+    with chromium() as browser:
+        # A4 between the margins.
+        tab = browser.new_page(viewport={"width": 688, "height": 1017})
+        tab.emulate_media(media="print")
+        tab.goto(page.as_uri())
+        rights = tab.evaluate(
+            "[...document.querySelectorAll('section > .scroll table')]"
+            ".map(table => table.getBoundingClientRect().right)"
+        )
+        assert len(rights) >= 5
+        assert max(rights) <= 688
+        assert not tab.locator("nav, details").filter(visible=True).count()

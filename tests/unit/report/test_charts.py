@@ -33,7 +33,7 @@ def drawn(chart: Chart) -> Axes:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_IN, chart.height_in))
         FigureCanvasAgg(figure)
-        return draw_into(figure, chart, (0.0, 0.0, WIDTH_IN, chart.height_in))
+        return draw_into(figure, chart)
 
 
 @pytest.mark.parametrize("chart", [WAIT, BALANCE], ids=lambda chart: chart.title)

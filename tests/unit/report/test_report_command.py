@@ -75,25 +75,14 @@ def test_a_place_that_cannot_be_written_is_a_sentence(
     assert "Traceback" not in done.err
 
 
-def test_a_page_that_its_own_pdf_would_overwrite_is_refused(
+def test_a_folder_in_place_of_a_file_is_named_and_nothing_is_left(
     knowledge_of: KnowledgeOf, tmp_path: Path, report: Report
 ) -> None:
     knowledge_of.write()
-    done = report("--knowledge", str(knowledge_of.folder), "--out", "x.pdf", "--pdf")
-    assert done.code == 2
-    assert "x.html" in done.err
-    assert not (tmp_path / "x.pdf").exists()
-
-
-@pytest.mark.parametrize("arguments", [("--out", "week"), ("--out", "week.html", "--pdf")])
-def test_a_folder_in_place_of_a_file_is_named_and_nothing_is_left(
-    knowledge_of: KnowledgeOf, tmp_path: Path, arguments: tuple[str, ...], report: Report
-) -> None:
-    knowledge_of.write()
     work = tmp_path / "work"
-    folder = work / ("week.pdf" if "--pdf" in arguments else "week")
+    folder = work / "week"
     folder.mkdir(parents=True)
-    done = report("--knowledge", str(knowledge_of.folder), *arguments, folder=work)
+    done = report("--knowledge", str(knowledge_of.folder), "--out", "week", folder=work)
     assert done.code == 1
     assert done.err.startswith(f"tidegate: {folder.name} is a folder")
     assert list(work.rglob("*")) == [folder]
