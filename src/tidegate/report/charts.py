@@ -10,7 +10,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import pairwise
@@ -94,8 +94,6 @@ class ReportSection:
     # What data are missing, and how to obtain them.
     missing: str = ""
     notes: Sequence[str] = ()
-    # True if the section belongs to a queue and is shown one level below it.
-    of_queue: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,6 @@ class Document:
     facts: Sequence[tuple[str, str]]
     sections: Sequence[ReportSection]
     notes: Sequence[str] = ()
-    tables: Sequence[ReportTable] = field(default_factory=tuple)
 
 
 # Colours by meaning, for light and dark mode.

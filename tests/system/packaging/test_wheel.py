@@ -140,6 +140,13 @@ def test_the_wheel_holds_tidegate_alone(wheel: Path) -> None:
     assert folders == {"tidegate", f"tidegate-{tidegate.__version__}.dist-info"}
 
 
+def test_the_wheel_holds_every_template(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if name.endswith(".j2")}
+    templates = (ROOT / "src/tidegate").rglob("*.j2")
+    assert held == {file.relative_to(ROOT / "src").as_posix() for file in templates} != set()
+
+
 def test_without_extras_it_needs_two_packages_and_what_those_need(wheel: Path) -> None:
     below = {Requirement(one).name for one in distribution("scramp").requires or ()}
     assert required_by(wheel, ()) == {"msgspec", "scramp"} | below
