@@ -47,7 +47,11 @@ def test_a_queue_scales_by_hand_is_explained_and_becomes_plain_again(
     assert decisions[0]["outcome"] == "replica 2 serves now"
     assert all(decision["reason"] and decision["otherwise"] for decision in decisions)
     told = script("explain", queue).stdout.decode()
-    for words in ("because\tA person has said 2 replicas", "done\t1 replica more", "otherwise\t"):
+    for words in (
+        "because\tA person has set the number of replicas to 2",
+        "done\t1 replica more",
+        "otherwise\t",
+    ):
         assert words in told
     changes = [one for one in reversed(decisions) if one["law"] == "person"]
     assert all(one["rule"].startswith("changed by ") for one in changes)

@@ -296,9 +296,9 @@ def test_below_the_minimum_replicas_come_whatever_the_load_and_never_past_the_st
     autoscaler = Autoscaler(scaling(replicas=Range(4, 8), step_max=2))
     decision = autoscaler.decide(queue())
     assert (orders(decision), decision.rule) == ([AddReplica(2)], "below min")
-    assert decision.reason == "There are 0 replicas, and 4 is the least that there may be."
+    assert decision.reason == "The number of replicas is 0, and 4 is the least that there may be."
     reason = Autoscaler(scaling(replicas=Range(4, 8))).decide(queue(replica(1))).reason
-    assert reason == "There is 1 replica, and 4 is the least that there may be."
+    assert reason == "The number of replicas is 1, and 4 is the least that there may be."
     assert orders(autoscaler.decide(queue(pending=2, at=1001.0))) == [AddReplica(2)]
     assert orders(autoscaler.decide(queue(pending=4, at=1002.0))) == []
 
@@ -422,7 +422,7 @@ def test_a_number_that_did_harm_is_not_come_to_from_below_either(count: int) -> 
     reading = SampleTotals(queue(*(replica(number) for number in range(1, count + 1))))
     now = QueueSituation(1000.0, count)
 
-    wish = apply_guards(scaling(), now, reading, Proposal(6, "needed", "", ""), harm, 0.0, 1000.0)
+    wish = apply_guards(scaling(), now, reading, Proposal(6, "needed"), harm, 0.0, 1000.0)
 
     assert (wish.replicas, wish.rule) == (3, "reversal guard")
 

@@ -59,6 +59,7 @@ from tidegate.core.decisions import (
     ReplicaSample,
     SetShares,
 )
+from tidegate.core.reasons import Explanation, Reason, otherwise_text, reason_text
 from tidegate.core.topology import ControlMode, ReplicaState, Scaling, ScalingPolicy
 from tidegate.laws.placement import removal_order
 from tidegate.laws.routing import (
@@ -154,7 +155,7 @@ class Autoscaler:
             if isinstance(self._law, WaitLaw) and pledge is not None:
                 self._law.pledge = pledge
             elif pledge is None:
-                held = "held: no agreement", "There is no agreement that can be read."
+                held = "held: no agreement", Reason.NO_AGREEMENT()
         if held is not None:
             return self._held(sample, *held)
         reading = SampleTotals(sample)
@@ -177,13 +178,13 @@ class Autoscaler:
         )
         law, wish = self._wish(now, reading)
         harm = verdict or self._guard.ceiling(sample.at)
-        wanted, rule, reason, otherwise = apply_guards(
+        wanted, rule, why = apply_guards(
             scaling, now, reading, wish, harm, self._history.changed_at, self._history.busy_at
         )
         actions = self._manoeuvre(reading, wanted, leaving)
         if actions is None:
             actions, rule = [], "held: one removal at a time"
-            reason += " Another replica is still going; one at a time."
+            why += (Reason.ONE_REMOVAL_RUNS(),)
         actions += retirements(scaling, reading)
         moves = exchanges(
             sample.replicas,
@@ -223,8 +224,8 @@ class Autoscaler:
             inputs=_inputs(now, reading, self._law),
             outputs={"wanted": float(max(wish.replicas, 0)), "replicas": float(wanted)},
             actions=list(actions),
-            reason=reason,
-            otherwise=otherwise,
+            reason=reason_text(why),
+            otherwise=otherwise_text(why),
             carried_out=not recommended,
             outcome="recommend-only: replicas are not changed" if recommended else "",
         )
@@ -264,22 +265,13 @@ class Autoscaler:
             # manual mode ends.
             if self._law is not None:
                 self._law.step(now)
-            return "manual", Proposal(
-                wanted,
-                "manual",
-                f"A person has said {_counted(wanted)}.",
-                'Steering "auto" would let the policy speak.',
-            )
+            return "manual", Proposal(wanted, "manual", (Reason.SET_BY_HAND(wanted=wanted),))
         if self._law is not None:
             return scaling.policy.value, self._law.step(now)
         if scaling.policy is ScalingPolicy.CLIENTS:
             return "clients", client_proposal(scaling, now, reading)
-        return "fixed", Proposal(
-            scaling.replicas.min,
-            "fixed",
-            f"The policy is fixed: {_counted(scaling.replicas.min)}.",
-            "Another policy or another `replicas.min`.",
-        )
+        wanted = scaling.replicas.min
+        return "fixed", Proposal(wanted, "fixed", (Reason.FIXED(wanted=wanted),))
 
     def _manoeuvre(
         self, reading: SampleTotals, wanted: int, leaving: list[int]
@@ -323,7 +315,8 @@ class Autoscaler:
         known.update(self._capacities.per_s)
         return known
 
-    def _held(self, sample: QueueSample, rule: str, why: str) -> Decision:
+    def _held(self, sample: QueueSample, rule: str, reason: Explanation) -> Decision:
+        why = (reason, Reason.INPUT_UNUSABLE())
         return Decision(
             at=sample.at,
             loop="queue",
@@ -338,13 +331,9 @@ class Autoscaler:
                 )
                 if math.isfinite(figure)
             },
-            reason=f"{why} Nothing is changed on such input.",
-            otherwise="With fresh and complete measurements the policy would have spoken.",
+            reason=reason_text(why),
+            otherwise=otherwise_text(why),
         )
-
-
-def _counted(replicas: int) -> str:
-    return "1 replica" if replicas == 1 else f"{replicas} replicas"
 
 
 def _caution(scaling: Scaling) -> ReversalSettings:
@@ -593,15 +582,12 @@ class SampleTotals:
         return len(self.serving) + len(self.starting) + self.sample.pending
 
 
-def unusable_reason(sample: QueueSample, scaling: Scaling) -> tuple[str, str] | None:
-    """Return the rule and the sentence that say why a sample is unusable; None if it is usable."""
+def unusable_reason(sample: QueueSample, scaling: Scaling) -> tuple[str, Explanation] | None:
+    """Return the rule and the reason why a sample is unusable; None if it is usable."""
     if not sample.age_s <= scaling.stale_s:
         if not math.isfinite(sample.age_s):
-            return "held: stale", "Nothing has been measured yet."
-        return (
-            "held: stale",
-            f"The oldest measurement is {sample.age_s:.1f} s old, past {scaling.stale_s:g} s.",
-        )
+            return "held: stale", Reason.NOT_MEASURED_YET()
+        return "held: stale", Reason.STALE(age_s=sample.age_s, stale_s=scaling.stale_s)
     figures = sample.at + sample.arrived_per_s + sample.resource_load
     least = min(sample.arrived_per_s, sample.resource_load, sample.alias_waiting, sample.pending)
     numbers = set()
@@ -621,9 +607,9 @@ def unusable_reason(sample: QueueSample, scaling: Scaling) -> tuple[str, str] | 
             one.share,
         )
     if not math.isfinite(figures) or not least >= 0.0:
-        return "held: no measurement", "A measurement is missing, not a number, or below 0."
+        return "held: no measurement", Reason.NOT_A_NUMBER()
     if len(numbers) != len(sample.replicas):
-        return "held: no measurement", "A replica is in the sample twice."
+        return "held: no measurement", Reason.REPLICA_TWICE()
     return None
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tidegate.core.decisions import Migrate, ReplicaSample, Retire
+from tidegate.core.reasons import Reason
 from tidegate.core.topology import ControlMode, MemberRole, ReplicaState, Scaling, ScalingPolicy
 from tidegate.laws.scaling import HarmfulScaleUp, Proposal, QueueSituation
 from tidegate.laws.scaling import clients as clients_module
@@ -36,45 +37,39 @@ def apply_guards(
     changed_at: float,
     busy_at: float,
 ) -> Proposal:
-    """Return the proposal within all limits, with the rule and the sentences that explain it.
+    """Return the proposal within all limits, with the rule and the reasons that explain it.
 
     `harm` is the scale-up that the reversal guard remembers. `changed_at` is when the number of
     replicas last changed, and `busy_at` when there was last anything to do.
     """
     count = now.replicas
-    wanted, rule, reason, otherwise = wish
+    wanted, rule, why = wish
     manual = scaling.steering is ControlMode.MANUAL
     harm = None if manual else harm
     if not manual and wanted < 1 and (last := _last(scaling, now, reading, busy_at)) is not None:
-        wanted, rule, reason, otherwise = last
+        wanted, rule, why = last
     if harm is not None and wanted > harm.fewer:
         wanted = max(harm.fewer, scaling.replicas.min)
         rule = "reversal guard"
-        done = "it is undone and not" if count > harm.fewer else "it is not"
-        reason = (
-            f"Going from {harm.fewer} to {harm.more} replicas lowered the throughput from "
-            f"{harm.before_per_s:.0f} to {harm.after_per_s:.0f} msg/s at no less arrival: {done} "
-            "tried again."
+        harmed = Reason.SCALE_UP_DID_HARM(
+            fewer=harm.fewer,
+            more=harm.more,
+            before_per_s=harm.before_per_s,
+            after_per_s=harm.after_per_s,
+            left_s=harm.until - now.at,
         )
-        otherwise = f"In {harm.until - now.at:.0f} s it is forgotten and may be tried again."
+        why = (harmed,)
     low, high = scaling.replicas.min, max(scaling.replicas.max, scaling.replicas.min)
     if wanted > high:
         wanted = high
         rule = f"{rule}, at max"
-        reason += f" {high} is the most that there may be."
-        otherwise = f"A larger `replicas.max` would allow more. {otherwise}"
+        why += (Reason.AT_MAX(most=high),)
     if count < low and wanted <= low:
-        return Proposal(
-            low,
-            "below min",
-            f"There {_counted(count)}, and {low} is the least that there may be.",
-            "A smaller `replicas.min` would allow fewer.",
-        )
+        return Proposal(low, "below min", (Reason.BELOW_MIN(count=count, least=low),))
     if wanted < low:
         rule = f"{rule}, at min"
         wanted = low
-        reason += f" {low} is the least that there may be."
-        otherwise = f"A smaller `replicas.min` would allow fewer. {otherwise}"
+        why += (Reason.AT_MIN(least=low),)
     if wanted > count and not manual:
         attended = _attended(scaling, reading, count)
         if attended is not None and wanted > attended.replicas:
@@ -87,8 +82,8 @@ def apply_guards(
         )
         held = _keeps(now, reading, changed_at + scaling.cooldown_period_s if waits else now.at)
         if held is not None:
-            return held._replace(replicas=count, reason=f"{reason} {held.reason}")
-    return Proposal(wanted, rule, reason, otherwise)
+            return held._replace(replicas=count, why=(*why, *held.why))
+    return Proposal(wanted, rule, why)
 
 
 def _last(
@@ -101,23 +96,16 @@ def _last(
     removed.
     """
     if reading.is_busy:
-        waiting, arrived = reading.waiting, reading.sample.arrived_per_s
-        done = "one stays" if now.replicas else "one is to serve"
-        return Proposal(
-            1,
-            "something to do",
-            f"{waiting} waiting messages, {reading.unacknowledged} unacknowledged and "
-            f"{arrived:.3g} msg/s that arrive are little, but not nothing: {done}.",
-            "With nothing to do for the time of the cool-down there would be none.",
+        little = Reason.LITTLE_TO_DO(
+            waiting=reading.waiting,
+            unacknowledged=reading.unacknowledged,
+            arrived_per_s=reading.sample.arrived_per_s,
         )
+        return Proposal(1, "something to do", (little,))
     left_s = busy_at + scaling.cooldown_period_s - now.at
     if now.replicas and left_s > 0.0:
-        return Proposal(
-            1,
-            "something to do a moment ago",
-            "There is nothing to do, but there was a moment ago: the last replica stays.",
-            f"If nothing comes for another {left_s:.0f} s it goes.",
-        )
+        nothing = Reason.NOTHING_TO_DO_YET(left_s=left_s)
+        return Proposal(1, "something to do a moment ago", (nothing,))
     return None
 
 
@@ -140,9 +128,7 @@ def _attended(scaling: Scaling, reading: SampleTotals, count: int) -> Proposal |
     return Proposal(
         max(reading.consumers, scaling.replicas.min),
         "held: no consumers for another replica",
-        f"{reading.consumers} consumers serve {count} replicas: nobody would consume from another "
-        "one.",
-        "More consumers, or a `worker` that comes with each replica, would allow more.",
+        (Reason.NO_CONSUMERS(consumers=reading.consumers, count=count),),
     )
 
 
@@ -152,24 +138,11 @@ def _keeps(now: QueueSituation, reading: SampleTotals, until: float) -> Proposal
     `until` is the end of the cool-down, in seconds of the loop's clock.
     """
     if reading.unreachable:
-        return Proposal(
-            now.replicas,
-            "held: a replica is away",
-            f"{reading.unreachable} of the replicas cannot be reached, so nothing is removed.",
-            "When all can be reached a scale-in may begin.",
-        )
+        away = Reason.REPLICAS_AWAY(unreachable=reading.unreachable)
+        return Proposal(now.replicas, "held: a replica is away", (away,))
     if now.at < until:
-        return Proposal(
-            now.replicas,
-            "held: cool-down",
-            "Replicas have changed a moment ago, so nothing is removed.",
-            f"In {until - now.at:.0f} s the cool-down is over.",
-        )
+        return Proposal(now.replicas, "held: cool-down", (Reason.COOL_DOWN(left_s=until - now.at),))
     return None
-
-
-def _counted(replicas: int) -> str:
-    return "is 1 replica" if replicas == 1 else f"are {replicas} replicas"
 
 
 # Clients of a queue: how many replicas they need, which ones move, and which replica can end.
@@ -200,28 +173,15 @@ def client_proposal(scaling: Scaling, now: QueueSituation, reading: SampleTotals
     load = clients_module.election_load(standings, resource)
     clients = sum(one.clients for one in standings)
     capacity = sum(one.capacity_clients for one in standings if not one.marked)
-    seen = (
-        f"{clients} clients for a capacity of {capacity:g} and machines {resource:.0%} busy: "
-        f"L_c = {load:.2f}"
-    )
+    seen = Reason.CLIENT_LOAD(clients=clients, capacity=capacity, resource=resource, load=load)
     count = now.replicas
     if change.create or change.unmark is not None:
-        return Proposal(
-            count + 1, change.rule, f"{seen}.", "At L_c ≤ 1 nothing would have been added."
-        )
+        return Proposal(count + 1, change.rule, (seen, Reason.CLIENTS_NEED_MORE()))
     if change.mark is not None:
-        return Proposal(
-            count - 1,
-            change.rule,
-            f"{seen}; one replica less is still enough.",
-            f"With more than {capacity - each:g} clients all would stay.",
-        )
-    return Proposal(
-        count,
-        f"held: {change.rule}" if now.inhibited else change.rule,
-        f"{seen}.",
-        "Above L_c = 1 a replica would be added; one goes when its capacity is not needed.",
-    )
+        fewer = Reason.CLIENTS_NEED_FEWER(clients=capacity - each)
+        return Proposal(count - 1, change.rule, (seen, fewer))
+    rule = f"held: {change.rule}" if now.inhibited else change.rule
+    return Proposal(count, rule, (seen, Reason.CLIENTS_WITHIN_BOUNDS()))
 
 
 def migrations(scaling: Scaling, reading: SampleTotals) -> list[Migrate]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from tidegate.core.reasons import Explanation
 from tidegate.core.text import Term
 
 
@@ -97,9 +98,7 @@ class Proposal(NamedTuple):
     replicas: int
     # The rule in a few words, such as "avg_load > max_load".
     rule: str
-    reason: str
-    # What would have changed the proposal.
-    otherwise: str
+    why: tuple[Explanation, ...] = ()
 
 
 # -- load --

@@ -45,6 +45,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tidegate.core.reasons import Explanation, Reason
 from tidegate.laws.scaling import Proposal, QueueSituation
 from tidegate.laws.scaling.load import LoadLaw
 
@@ -234,20 +235,19 @@ class FeedForwardLaw:
         # at once what it has ordered.
         self._remember(now.at, need.replicas)
         count, usable = now.replicas, self._set.busy * capacity
-        text = (
-            f"{rates.level_per_s:.0f} msg/s arrive, changing by {rates.trend_per_s2:+.2f} msg/s²; "
-            f"with {need.behind_per_s:.0f} msg/s to catch up and {usable:.0f} msg/s planned per "
-            f"replica, {need.replicas:.2f} replicas are needed in {need.within_s:.0f} s"
+        seen = Reason.RATE_NEEDS(
+            level_per_s=rates.level_per_s,
+            trend_per_s2=rates.trend_per_s2,
+            behind_per_s=need.behind_per_s,
+            usable_per_s=usable,
+            needed=need.replicas,
+            within_s=need.within_s,
         )
         if need.wanted > count:
-            return Proposal(
-                need.wanted,
-                "needed > replicas",
-                f"{text}; there are {count}.",
-                f"Up to {self._full_at(count, usable, need.spare):.0f} msg/s nothing would have "
-                "been added.",
-            )
-        return self._maybe_down(now, rates, usable, need.spare, text)
+            full_per_s = self._full_at(count, usable, need.spare)
+            more = Reason.MORE_NEEDED(count=count, full_per_s=full_per_s)
+            return Proposal(need.wanted, "needed > replicas", (seen, more))
+        return self._maybe_down(now, rates, usable, need.spare, seen)
 
     def _need(self, now: QueueSituation, rates: RateEstimate, capacity: float) -> _Need:
         """Compute the need when a free slot would serve, or after a boot if slots run out."""
@@ -274,7 +274,12 @@ class FeedForwardLaw:
         return _Need(needed, within_s, wanted, behind, spare)
 
     def _maybe_down(
-        self, now: QueueSituation, rates: RateEstimate, usable: float, spare: float, text: str
+        self,
+        now: QueueSituation,
+        rates: RateEstimate,
+        usable: float,
+        spare: float,
+        seen: Explanation,
     ) -> Proposal:
         count, peak = now.replicas, self._needed[0][1]
         # Noise is subtracted before a replica is added, but not before one is removed.
@@ -285,25 +290,19 @@ class FeedForwardLaw:
         kept = max(self._set.spare, 0.0)
         bar = self._full_at(count - slots, usable, kept) - self._set.down_room * usable
         if fits < count and not now.draining:
-            return Proposal(
-                fits,
-                "needed < replicas − room",
-                f"{text}, and {peak:.2f} at most in the last {self._set.down_s:.0f} s: "
-                f"{fits} of {count} are enough.",
-                f"Above {bar:.0f} msg/s within that time all would have stayed.",
+            enough = Reason.FEWER_ARE_ENOUGH(
+                peak=peak, down_s=self._set.down_s, fits=fits, count=count, bar_per_s=bar
             )
-        return Proposal(
-            count,
-            "needed ≈ replicas",
-            f"{text}; there are {count}, and {peak:.2f} were needed at most in the last "
-            f"{self._set.down_s:.0f} s.",
-            f"Above {self._full_at(count, usable, spare):.0f} msg/s one would be added; "
-            + (
-                f"below {bar:.0f} for {self._set.down_s:.0f} s one would go."
-                if bar > 0.0
-                else "the last ones stay."
-            ),
+            return Proposal(fits, "needed < replicas − room", (seen, enough))
+        reason = Reason.AS_MANY_AS_NEEDED if bar > 0.0 else Reason.LAST_ONES_NEEDED
+        as_many = reason(
+            count=count,
+            peak=peak,
+            down_s=self._set.down_s,
+            full_per_s=self._full_at(count, usable, spare),
+            bar_per_s=bar,
         )
+        return Proposal(count, "needed ≈ replicas", (seen, as_many))
 
     def _are_enough(self, left: QueueSituation, rates: RateEstimate, peak_per_s: float) -> bool:
         """Return whether the remaining replicas suffice now and at the recent peak, with room."""
@@ -334,10 +333,7 @@ class FeedForwardLaw:
         """Use the policy "load" until a replica has been measured at its limit."""
         wish = self._load_law.step(now)
         return wish._replace(
-            rule=f"capacity unknown: {wish.rule}",
-            reason=f"What a replica can do is not known yet. {wish.reason}",
-            otherwise="capacity_per_s in the config, or a replica seen busy, lets the rate speak. "
-            + wish.otherwise,
+            rule=f"capacity unknown: {wish.rule}", why=(Reason.CAPACITY_UNKNOWN(), *wish.why)
         )
 
     def _ahead(self, rates: RateEstimate, lead_s: float) -> float:

@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from statistics import fmean, linear_regression
 from typing import NamedTuple
 
+from tidegate.core.reasons import Explanation, Reason
 from tidegate.laws.scaling import Proposal, QueueSituation
 
 REMEMBERED_S = 3600.0
@@ -87,33 +88,31 @@ class LoadLaw:
         load = now.average_load
         soon = self._soon(now)
         if load > now.max_load:
-            seen = f"The average load is {load:.0f} messages, above max_load {now.max_load:g}"
+            seen = Reason.LOAD_ABOVE(load=load, max_load=now.max_load)
             return self._above(now, count, "avg_load > max_load", seen)
         if now.draining and load > now.min_load:
             self._note(now, count)
             return Proposal(
                 count + now.draining,
                 "avg_load > min_load: plan cancelled",
-                f"The average load rose to {load:.0f} messages, above min_load {now.min_load:g}, "
-                f"while a replica's share went down: {count} replicas are too few for "
-                f"{now.arrived_per_s:.0f} msg/s, so it stays.",
-                f"At or below {now.min_load:g} messages the removal would have gone on.",
+                (
+                    Reason.LOAD_ROSE_IN_REMOVAL(
+                        load=load,
+                        min_load=now.min_load,
+                        count=count,
+                        arrived_per_s=now.arrived_per_s,
+                    ),
+                ),
             )
         if soon > now.max_load and not now.draining:
-            seen = (
-                f"The average load is {load:.0f} messages and grows: before a replica that is "
-                f"added now serves it may be {soon:.0f}, above max_load {now.max_load:g}"
-            )
+            seen = Reason.LOAD_SOON_ABOVE(load=load, soon=soon, max_load=now.max_load)
             return self._above(now, count, "avg_load > max_load soon", seen)
         if load < now.min_load:
             return self._below(now, count, load)
         return Proposal(
             count,
             "min_load ≤ avg_load ≤ max_load",
-            f"The average load of {load:.0f} messages lies between min_load {now.min_load:g} and "
-            f"max_load {now.max_load:g}.",
-            f"Above {now.max_load:g}, now or soon, a replica would have been added, below "
-            f"{now.min_load:g} one would have begun to go.",
+            (Reason.LOAD_WITHIN_BOUNDS(load=load, min_load=now.min_load, max_load=now.max_load),),
         )
 
     def _soon(self, now: QueueSituation) -> float:
@@ -133,64 +132,43 @@ class LoadLaw:
         gap_s = at - last[-1][0]
         return gap_s > 0.0 and (len(last) < 2 or gap_s <= _GAP_MAX * (last[-1][0] - last[-2][0]))
 
-    def _above(self, now: QueueSituation, count: int, rule: str, seen: str) -> Proposal:
+    def _above(self, now: QueueSituation, count: int, rule: str, seen: Explanation) -> Proposal:
         if now.draining:
             self._note(now, count)
             return Proposal(
                 count + now.draining,
                 f"{rule}: plan cancelled",
-                f"{seen}, while a replica is going: it stays.",
-                f"At or below min_load {now.min_load:g} the removal would have gone on.",
+                (seen, Reason.REMOVAL_CANCELLED(min_load=now.min_load)),
             )
         if now.inhibited:
-            return Proposal(
-                count,
-                "held: inhibited",
-                f"{seen}, but the last scale-up is still to show what it does.",
-                "If that is still so when it serves and the inhibition is over, another comes.",
-            )
+            return Proposal(count, "held: inhibited", (seen, Reason.INHIBITED()))
         self._note(now, count)
         more = math.ceil(now.waiting / now.max_load) - count if now.max_load > 0.0 else 1
         more = min(max(more, 1), self._set.step_max)
         return Proposal(
-            count + more,
-            rule,
-            f"{seen}, and nothing is on its way.",
-            f"At or below {now.max_load:g} messages, now and soon, nothing would have been added.",
+            count + more, rule, (seen, Reason.NOTHING_ON_ITS_WAY(max_load=now.max_load))
         )
 
     def _below(self, now: QueueSituation, count: int, load: float) -> Proposal:
-        seen = f"The average load is {load:.0f} messages, below min_load {now.min_load:g}"
+        seen = Reason.LOAD_BELOW(load=load, min_load=now.min_load)
         if now.draining:
-            return Proposal(
-                count,
-                "avg_load < min_load: plan goes on",
-                f"{seen}, and a replica is already going.",
-                f"Above {now.min_load:g} messages it would stay.",
-            )
+            why = (seen, Reason.REMOVAL_RUNS(min_load=now.min_load))
+            return Proposal(count, "avg_load < min_load: plan goes on", why)
         if not count:
-            return Proposal(
-                0,
-                "avg_load < min_load",
-                f"{seen}, and there is no replica that could go.",
-                "Messages that wait would bring a replica.",
-            )
+            return Proposal(0, "avg_load < min_load", (seen, Reason.NO_REPLICA_LEFT()))
         known = self._too_few.get(count - 1)
         bar = self._bar(known) if known else math.inf
         if known is not None and now.at < known.until and now.arrived_per_s >= bar:
-            return Proposal(
-                count,
-                "held: backed off",
-                f"{seen}, but {count - 1} replicas were too few at {known.arrived_per_s:.0f} msg/s "
-                f"and {now.arrived_per_s:.0f} msg/s arrive now.",
-                f"Below {bar:.0f} msg/s, or in {known.until - now.at:.0f} s, it is tried again.",
+            too_few = Reason.TOO_FEW_BEFORE(
+                fewer=count - 1,
+                too_few_per_s=known.arrived_per_s,
+                arrived_per_s=now.arrived_per_s,
+                bar_per_s=bar,
+                left_s=known.until - now.at,
             )
-        return Proposal(
-            count - 1,
-            "avg_load < min_load",
-            f"{seen}: the last added replica is to go, a step of its share each period.",
-            f"At or above {now.min_load:g} messages all would stay.",
-        )
+            return Proposal(count, "held: backed off", (seen, too_few))
+        why = (seen, Reason.LAST_ADDED_GOES(min_load=now.min_load))
+        return Proposal(count - 1, "avg_load < min_load", why)
 
     def _note(self, now: QueueSituation, count: int) -> None:
         """Remember that `count` replicas were too few at this arrival rate.
@@ -313,19 +291,22 @@ class LengthLaw:
         window.append((now.at, desired))
         while window[0][0] < now.at - self._stabilisation_s:
             window.popleft()
-        seen = f"{messages} messages for a target of {self._queue_length:g} per replica"
         if desired >= count:
-            return Proposal(
-                desired,
-                "messages / queue_length",
-                f"{seen} ask for {desired} replicas, and there are {count}.",
-                f"At {count * self._queue_length:g} messages nothing would change.",
+            asked = Reason.LENGTH_ASKS_FOR(
+                messages=messages,
+                queue_length=self._queue_length,
+                desired=desired,
+                count=count,
+                same_at=count * self._queue_length,
             )
-        stable = min(window[0][1], count)
-        return Proposal(
-            stable,
-            "messages / queue_length" if stable < count else "held: stabilisation window",
-            f"{seen} ask for {desired} replicas; the most that was asked for in the last "
-            f"{self._stabilisation_s:g} s was {window[0][1]}.",
-            f"A scale-in goes no lower than what was asked for within {self._stabilisation_s:g} s.",
+            return Proposal(desired, "messages / queue_length", (asked,))
+        asked = Reason.LENGTH_ASKS_FOR_FEWER(
+            messages=messages,
+            queue_length=self._queue_length,
+            desired=desired,
+            window_s=self._stabilisation_s,
+            most=window[0][1],
         )
+        stable = min(window[0][1], count)
+        rule = "messages / queue_length" if stable < count else "held: stabilisation window"
+        return Proposal(stable, rule, (asked,))

@@ -45,6 +45,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tidegate.core.reasons import Explanation, Reason
 from tidegate.laws.scaling import Proposal, QueueSituation
 from tidegate.laws.scaling.feed_forward import FeedForwardSettings, RateEstimate, RateFilter
 from tidegate.laws.scaling.load import LoadLaw
@@ -137,27 +138,26 @@ class WaitLaw:
         count = now.replicas
         need = self._need(now, rates, capacity)
         horizon, usable = need.replicas, need.usable_per_s
-        text = self._told(now, rates, capacity, usable, horizon, need.within_s)
+        seen = self._seen(now, rates, capacity, need)
         wanted, rule = need.wanted, "needed > replicas"
         aim_s = self._aim_s
         is_old = aim_s is not None and now.oldest_age_s >= aim_s
         if wanted <= count and is_old and not now.inhibited:
             wanted, rule = count + 1, "oldest age at the aim"
             horizon = max(horizon, count + 0.5)
-            text += f"; yet the oldest message is {now.oldest_age_s:.3g} s old"
+            seen += (Reason.OLDEST_AGE(age_s=now.oldest_age_s),)
         if not self._needed:
             # On the first sample the current replicas count as needed.
             self._remember(now.at, count - self._set.down_room)
         self._remember(now.at, horizon)
         if wanted > count:
-            return Proposal(
-                wanted,
-                rule,
-                f"{text}; there are {count}.",
-                f"Up to {count * usable:.4g} msg/s and {self._room(count, capacity)} waiting "
-                "messages nothing would have been added.",
-            )
-        return self._maybe_down(now, rates, usable, text)
+            more = Reason.MORE_NEEDED(count=count, full_per_s=count * usable)
+            if aim_s is not None:
+                more = Reason.MORE_NEEDED_IN_TIME(
+                    count=count, full_per_s=count * usable, waiting=count * capacity * aim_s
+                )
+            return Proposal(wanted, rule, (*seen, more))
+        return self._maybe_down(now, rates, usable, seen)
 
     def _need(self, now: QueueSituation, rates: RateEstimate, capacity: float) -> _Need:
         """Compute the need when a free slot would serve, or after a boot if slots run out."""
@@ -200,31 +200,38 @@ class WaitLaw:
     def _aim_s(self) -> float | None:
         return None if self.pledge.wait_s is None else self._set.aim * self.pledge.wait_s
 
-    def _told(
+    def _seen(
         self,
         now: QueueSituation,
         rates: RateEstimate,
         capacity: float,
-        usable: float,
-        needed: float,
-        horizon_s: float,
-    ) -> str:
-        promised = self.pledge.metric
-        expected_s = now.waiting / (capacity * max(now.serving + now.draining, 1))
+        need: _Need,
+    ) -> tuple[Explanation, ...]:
+        """Return what is promised, and what it needs."""
+        promised: Explanation
         if self.pledge.wait_s is None:
-            said = f"{promised} is promised, and {now.waiting} messages wait"
+            promised = Reason.THROUGHPUT_PROMISED(metric=self.pledge.metric, waiting=now.waiting)
         else:
-            said = (
-                f"What arrives now waits for about {expected_s:.3g} s, and {promised} warns at "
-                f"{self.pledge.wait_s:.4g} s"
+            promised = Reason.WAIT_EXPECTED(
+                expected_s=now.waiting / (capacity * max(now.serving + now.draining, 1)),
+                metric=self.pledge.metric,
+                warns_s=self.pledge.wait_s,
             )
-        return (
-            f"{said}; {rates.level_per_s:.4g} msg/s arrive and {usable:.4g} of {capacity:.4g} "
-            f"msg/s are planned per replica: {needed:.2f} replicas are needed in {horizon_s:.3g} s"
+        needs = Reason.PROMISE_NEEDS(
+            level_per_s=rates.level_per_s,
+            usable_per_s=need.usable_per_s,
+            capacity_per_s=capacity,
+            needed=need.replicas,
+            within_s=need.within_s,
         )
+        return promised, needs
 
     def _maybe_down(
-        self, now: QueueSituation, rates: RateEstimate, usable: float, text: str
+        self,
+        now: QueueSituation,
+        rates: RateEstimate,
+        usable: float,
+        seen: tuple[Explanation, ...],
     ) -> Proposal:
         count, peak = now.replicas, self._needed[0][1]
         # Noise is subtracted before a replica is added, but not before one is removed.
@@ -233,28 +240,22 @@ class WaitLaw:
             fits -= 1
         bar = max((count - 1 - self._set.down_room) * usable, 0.0)
         if fits < count and self.pledge.endangered:
-            return Proposal(
-                count,
-                "held: the agreement is in danger",
-                f"{text}; {fits} would be enough, but a window was warned of or breached, and none "
-                "was met since.",
-                "With a window that is met a replica may go.",
-            )
+            danger = Reason.IN_DANGER(fits=fits)
+            return Proposal(count, "held: the agreement is in danger", (*seen, danger))
         if fits < count and not now.draining:
-            return Proposal(
-                fits,
-                "needed < replicas − room",
-                f"{text}, and {peak:.2f} at most in the last {self._set.down_s:.0f} s: {fits} of "
-                f"{count} are enough.",
-                f"Above {bar:.4g} msg/s within that time all would have stayed.",
+            enough = Reason.FEWER_ARE_ENOUGH(
+                peak=peak, down_s=self._set.down_s, fits=fits, count=count, bar_per_s=bar
             )
-        return Proposal(
-            count,
-            "needed ≈ replicas",
-            f"{text}; there are {count}.",
-            f"Above {count * usable:.4g} msg/s one would be added; below {bar:.4g} for "
-            f"{self._set.down_s:.0f} s one would go.",
+            return Proposal(fits, "needed < replicas − room", (*seen, enough))
+        reason = Reason.AS_MANY_AS_NEEDED if bar > 0.0 else Reason.LAST_ONES_NEEDED
+        as_many = reason(
+            count=count,
+            peak=peak,
+            down_s=self._set.down_s,
+            full_per_s=count * usable,
+            bar_per_s=bar,
         )
+        return Proposal(count, "needed ≈ replicas", (*seen, as_many))
 
     def _are_enough(self, left: QueueSituation, rates: RateEstimate, peak_per_s: float) -> bool:
         """Return whether the remaining replicas suffice now and at the recent peak, with room."""
@@ -264,10 +265,6 @@ class WaitLaw:
         need = self._need(left, rates, capacity)
         needed = max(need.replicas, peak_per_s / need.usable_per_s)
         return _whole(needed + self._set.down_room) <= left.replicas
-
-    def _room(self, count: int, capacity: float) -> str:
-        aim_s = self._aim_s
-        return "any number of" if aim_s is None else f"{count * capacity * aim_s:.0f}"
 
     def _without_capacity(self, now: QueueSituation) -> Proposal:
         """Use the policy "load" until a replica has been measured at its limit.
@@ -283,13 +280,10 @@ class WaitLaw:
         if aim_s is not None and now.oldest_age_s >= aim_s and not now.inhibited:
             wish = wish._replace(
                 replicas=max(wish.replicas, now.replicas + 1),
-                reason=f"The oldest message is {now.oldest_age_s:.3g} s old. {wish.reason}",
+                why=(Reason.OLDEST_AGE(age_s=now.oldest_age_s), *wish.why),
             )
         return wish._replace(
-            rule=f"capacity unknown: {wish.rule}",
-            reason=f"What a replica can do is not known yet. {wish.reason}",
-            otherwise="`capacity` in the agreement, or a replica seen busy, lets the rate speak. "
-            + wish.otherwise,
+            rule=f"capacity unknown: {wish.rule}", why=(Reason.CAPACITY_UNKNOWN(), *wish.why)
         )
 
     def _remember(self, at: float, needed: float) -> None:

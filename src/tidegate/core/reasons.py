@@ -1,0 +1,231 @@
+"""Reasons of decisions, and their sentences for people.
+
+A law or a loop states a `Reason` with its numbers, such as `Reason.LOAD_BELOW(load=12.0,
+min_load=50.0)`. The sentences are in this module only. They are formed where a decision is stored:
+`reason_text` says why it was made, and `otherwise_text` what would have changed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+
+class Reason(Enum):
+    """A reason of a decision: why it was made, and what would have changed it.
+
+    Each text is a format string for the numbers that are stated with the reason. An empty text says
+    nothing.
+    """
+
+    def __init__(self, why: str, otherwise: str = "") -> None:
+        self.why = why
+        self.otherwise = otherwise
+
+    def __call__(self, **numbers: float | str) -> Explanation:
+        """State this reason with its numbers and names."""
+        return Explanation(self, numbers)
+
+    # Policy "load".
+    LOAD_ABOVE = ("The average load is {load:.0f} messages, above max_load {max_load:g}.",)
+    LOAD_SOON_ABOVE = (
+        "The average load is {load:.0f} messages and grows: before a replica that is added now "
+        "serves it may be {soon:.0f}, above max_load {max_load:g}.",
+    )
+    LOAD_BELOW = ("The average load is {load:.0f} messages, below min_load {min_load:g}.",)
+    LOAD_WITHIN_BOUNDS = (
+        "The average load of {load:.0f} messages lies between min_load {min_load:g} and max_load "
+        "{max_load:g}.",
+        "Above {max_load:g}, now or soon, a replica would have been added, below {min_load:g} one "
+        "would have begun to go.",
+    )
+    LOAD_ROSE_IN_REMOVAL = (
+        "The average load rose to {load:.0f} messages, above min_load {min_load:g}, while a "
+        "replica's share went down: {count} replicas are too few for {arrived_per_s:.0f} msg/s, so "
+        "it stays.",
+        "At or below {min_load:g} messages the removal would have gone on.",
+    )
+    REMOVAL_CANCELLED = (
+        "A replica that was going stays.",
+        "At or below min_load {min_load:g} the removal would have gone on.",
+    )
+    REMOVAL_RUNS = (
+        "A replica is already going.",
+        "Above {min_load:g} messages it would stay.",
+    )
+    INHIBITED = (
+        "The last scale-up is still to show what it does.",
+        "If that is still so when it serves and the inhibition is over, another comes.",
+    )
+    NOTHING_ON_ITS_WAY = (
+        "Nothing is on its way.",
+        "At or below {max_load:g} messages, now and soon, nothing would have been added.",
+    )
+    NO_REPLICA_LEFT = (
+        "There is no replica that could go.",
+        "Messages that wait would bring a replica.",
+    )
+    TOO_FEW_BEFORE = (
+        "{fewer} replicas were too few at {too_few_per_s:.0f} msg/s, and {arrived_per_s:.0f} msg/s "
+        "arrive now.",
+        "Below {bar_per_s:.0f} msg/s, or in {left_s:.0f} s, it is tried again.",
+    )
+    LAST_ADDED_GOES = (
+        "The last added replica is to go, a step of its share each period.",
+        "At or above {min_load:g} messages all would stay.",
+    )
+    # Policy "length".
+    LENGTH_ASKS_FOR = (
+        "{messages} messages for a target of {queue_length:g} per replica ask for {desired} "
+        "replicas, and there are {count}.",
+        "At {same_at:g} messages nothing would change.",
+    )
+    LENGTH_ASKS_FOR_FEWER = (
+        "{messages} messages for a target of {queue_length:g} per replica ask for {desired} "
+        "replicas; the most that was asked for in the last {window_s:g} s was {most}.",
+        "A scale-in goes no lower than what was asked for within {window_s:g} s.",
+    )
+    # Policies "feed-forward" and "agreement".
+    CAPACITY_UNKNOWN = (
+        "What a replica can do is not known yet.",
+        "`capacity_per_s` in the config, `capacity` in the agreement, or a replica seen busy, lets "
+        "the rate count.",
+    )
+    RATE_NEEDS = (
+        "{level_per_s:.0f} msg/s arrive, changing by {trend_per_s2:+.2f} msg/s²; with "
+        "{behind_per_s:.0f} msg/s to catch up and {usable_per_s:.0f} msg/s planned per replica, "
+        "{needed:.2f} replicas are needed in {within_s:.0f} s.",
+    )
+    WAIT_EXPECTED = (
+        "What arrives now waits for about {expected_s:.3g} s, and {metric} warns at {warns_s:.4g} "
+        "s.",
+    )
+    THROUGHPUT_PROMISED = ("{metric} is promised, and {waiting} messages wait.",)
+    PROMISE_NEEDS = (
+        "{level_per_s:.4g} msg/s arrive and {usable_per_s:.4g} of {capacity_per_s:.4g} msg/s are "
+        "planned per replica: {needed:.2f} replicas are needed in {within_s:.3g} s.",
+    )
+    OLDEST_AGE = ("The oldest message is {age_s:.3g} s old.",)
+    MORE_NEEDED = (
+        "There are {count}.",
+        "Up to {full_per_s:.4g} msg/s nothing would have been added.",
+    )
+    MORE_NEEDED_IN_TIME = (
+        "There are {count}.",
+        "Up to {full_per_s:.4g} msg/s and {waiting:.0f} waiting messages nothing would have been "
+        "added.",
+    )
+    FEWER_ARE_ENOUGH = (
+        "At most {peak:.2f} were needed in the last {down_s:.0f} s: {fits} of {count} are enough.",
+        "Above {bar_per_s:.4g} msg/s in the last {down_s:.0f} s all would have stayed.",
+    )
+    AS_MANY_AS_NEEDED = (
+        "There are {count}, and at most {peak:.2f} were needed in the last {down_s:.0f} s.",
+        "Above {full_per_s:.4g} msg/s one would be added; below {bar_per_s:.4g} for {down_s:.0f} s "
+        "one would go.",
+    )
+    LAST_ONES_NEEDED = (
+        "There are {count}, and at most {peak:.2f} were needed in the last {down_s:.0f} s.",
+        "Above {full_per_s:.4g} msg/s one would be added; the last ones stay.",
+    )
+    IN_DANGER = (
+        "{fits} would be enough, but a window was warned of or breached, and none was met since.",
+        "With a window that is met a replica may go.",
+    )
+    # Policy "clients".
+    CLIENT_LOAD = (
+        "{clients} clients for a capacity of {capacity:g} and machines {resource:.0%} busy: L_c = "
+        "{load:.2f}.",
+    )
+    CLIENTS_NEED_MORE = ("", "At L_c ≤ 1 nothing would have been added.")
+    CLIENTS_NEED_FEWER = (
+        "One replica less is still enough.",
+        "With more than {clients:g} clients all would stay.",
+    )
+    CLIENTS_WITHIN_BOUNDS = (
+        "",
+        "Above L_c = 1 a replica would be added; one goes when its capacity is not needed.",
+    )
+    # Policy "fixed", an override, and samples that cannot be used.
+    SET_BY_HAND = (
+        "A person has set the number of replicas to {wanted}.",
+        'Steering "auto" would let the policy decide.',
+    )
+    FIXED = (
+        "The policy is fixed: the number of replicas is {wanted}.",
+        "Another policy or another `replicas.min` would change it.",
+    )
+    NOT_MEASURED_YET = ("Nothing has been measured yet.",)
+    STALE = ("The oldest measurement is {age_s:.1f} s old, past {stale_s:g} s.",)
+    NOT_A_NUMBER = ("A measurement is missing, not a number, or below 0.",)
+    REPLICA_TWICE = ("A replica is in the sample twice.",)
+    NO_AGREEMENT = ("There is no agreement that can be read.",)
+    INPUT_UNUSABLE = (
+        "Nothing is changed on such input.",
+        "With fresh and complete measurements the policy would have decided.",
+    )
+    # Guards of queues.
+    SCALE_UP_DID_HARM = (
+        "Going from {fewer} to {more} replicas lowered the throughput from {before_per_s:.0f} to "
+        "{after_per_s:.0f} msg/s at no less arrival: it is not tried again.",
+        "In {left_s:.0f} s it is forgotten and may be tried again.",
+    )
+    AT_MAX = (
+        "{most} is the most that there may be.",
+        "A larger `replicas.max` would allow more.",
+    )
+    AT_MIN = (
+        "{least} is the least that there may be.",
+        "A smaller `replicas.min` would allow fewer.",
+    )
+    BELOW_MIN = (
+        "The number of replicas is {count}, and {least} is the least that there may be.",
+        "A smaller `replicas.min` would allow fewer.",
+    )
+    LITTLE_TO_DO = (
+        "{waiting} waiting messages, {unacknowledged} unacknowledged and {arrived_per_s:.3g} msg/s "
+        "that arrive are little, but not nothing: one replica is to serve.",
+        "With nothing to do for the time of the cool-down there would be none.",
+    )
+    NOTHING_TO_DO_YET = (
+        "There is nothing to do, but there was a moment ago: the last replica stays.",
+        "If nothing comes for another {left_s:.0f} s it goes.",
+    )
+    NO_CONSUMERS = (
+        "{consumers} consumers serve {count} replicas, and another one would have no consumer.",
+        "More consumers, or a `worker` that comes with each replica, would allow more.",
+    )
+    REPLICAS_AWAY = (
+        "{unreachable} of the replicas cannot be reached, so nothing is removed.",
+        "When all can be reached a scale-in may begin.",
+    )
+    COOL_DOWN = (
+        "Replicas have changed a moment ago, so nothing is removed.",
+        "In {left_s:.0f} s the cool-down is over.",
+    )
+    ONE_REMOVAL_RUNS = ("Another replica is still going; one at a time.",)
+
+
+class Explanation(NamedTuple):
+    """A reason with its numbers."""
+
+    reason: Reason
+    numbers: dict[str, float | str]
+
+
+def reason_text(why: Sequence[Explanation]) -> str:
+    """Return the sentences that say why a decision was made."""
+    return _joined([one.reason.why.format(**one.numbers) for one in why])
+
+
+def otherwise_text(why: Sequence[Explanation]) -> str:
+    """Return the sentences that say what would have changed a decision, the last reason first.
+
+    The last reason is the one that was decisive.
+    """
+    return _joined([one.reason.otherwise.format(**one.numbers) for one in reversed(why)])
+
+
+def _joined(sentences: Sequence[str]) -> str:
+    return " ".join(filter(None, sentences))
