@@ -35,6 +35,7 @@ from tidegate.control.planning import (
 )
 from tidegate.core.decisions import Boot, Decision, FleetAction, Halt, MachineSample, Place
 from tidegate.core.machines import MachineInfo, MachineState, SlotKind
+from tidegate.core.reasons import Explanation, Reason, otherwise_text, reason_text
 from tidegate.core.services import Instance, InstanceState, Service, ServiceSpec
 from tidegate.core.topology import ControlMode, Provisioning, ReplicaState, Scaling, Topology
 from tidegate.laws.placement import (
@@ -49,7 +50,6 @@ from tidegate.telemetry.models import ModelRegistry
 
 # Machines that one decision may boot at most.
 BOOTS_MAX = 16
-_ONE = {SlotKind.REPLICA: "A replica", SlotKind.INSTANCE: "An instance"}
 
 
 class SlotRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +133,7 @@ class Provisioner:
             plan.boot_for(want)
         warm = warm_machines_needed(wants)
         plan.keep_warm(warm, wants)
+        why = plan.why(warm)
         return Decision(
             at=at,
             loop="fleet",
@@ -146,8 +147,8 @@ class Provisioner:
                 "halts": float(plan.halts),
             },
             actions=list(plan.actions),
-            reason=" ".join(plan.reasons) or "Every replica has a place and the warm pool is full.",
-            otherwise=plan.otherwise(warm),
+            reason=reason_text(why),
+            otherwise=otherwise_text(why),
         )
 
 
@@ -160,7 +161,7 @@ class _Plan:
         # For instances that are to be apart: how many each machine has, with those just placed.
         self._together: dict[tuple[SlotKind, str], Counter[int]] = {}
         self.actions: list[FleetAction] = []
-        self.reasons: list[str] = []
+        self.reasons: list[Explanation] = []
         self.placed = self.boots = self.halts = 0
         alive = sum(
             machine.state in RUNNING or machine.state is MachineState.BOOTING
@@ -188,20 +189,26 @@ class _Plan:
             return "warm pool above NPP"
         return "waiting for a boot" if any(self._left.values()) else "nothing to do"
 
-    def otherwise(self, warm: int) -> str:
+    def why(self, warm: int) -> list[Explanation]:
+        """Return the reasons of the decision; the last one says what would have changed it."""
+        waits = any(self._left.values())
         if self._limited:
-            return "With more machines allowed, those that wait would have a place."
-        if self.boots and any(self._left.values()):
-            return f"A free slot, or more than {warm} warm machines, would have spared the boot."
-        if self.halts:
-            return "A larger `warm`, `sla_delta` or `boot` would have kept it."
-        if self.placed:
-            return "Without a free slot it would have waited until a machine had booted."
-        if self.boots:
-            return "A smaller `warm`, `sla_delta` or `boot` would have booted none."
-        if any(self._left.values()):
-            return "With a free slot on a machine that runs it would have its place now."
-        return "A replica without a place would have changed it."
+            last = Reason.MACHINES_LIMITED()
+        elif self.boots and waits:
+            last = Reason.BOOTS_FOR_REPLICAS(warm=warm)
+        elif self.halts:
+            last = Reason.HALTS()
+        elif self.placed:
+            last = Reason.PLACES()
+        elif self.boots:
+            last = Reason.BOOTS_WARM()
+        elif waits:
+            last = Reason.WAITS_FOR_BOOT()
+        else:
+            last = Reason.NOTHING_TO_PLACE()
+        if not self.reasons:
+            return [Reason.ALL_PLACED(), last]
+        return [*self.reasons, last]
 
     def place(self, want: SlotRequest) -> None:
         """Place one replica or instance of the request, or count it as left over."""
@@ -215,10 +222,14 @@ class _Plan:
         )
         self.actions.append(Place(want.queue, machine_id, want.kind))
         self.placed += 1
-        kind = "warm machine" if not machine.used else "machine"
+        reason = Reason.REPLICA_PLACED if want.kind is SlotKind.REPLICA else Reason.INSTANCE_PLACED
         self.reasons.append(
-            f"{_ONE[want.kind]} of {want.queue} comes to {kind} {machine_id}, which has "
-            f"{machine.slots - machine.used} of {machine.slots} slots free."
+            reason(
+                queue=want.queue,
+                machine_id=machine_id,
+                free=machine.slots - machine.used,
+                slots=machine.slots,
+            )
         )
 
     def _choose(self, want: SlotRequest) -> int | None:
@@ -241,7 +252,7 @@ class _Plan:
         coming = self._claim_alone(left) if alone else self._claim_slots(left)
         if coming:
             self.reasons.append(
-                f"{coming} {want.kind}(s) of {want.queue} wait for machines that boot already."
+                Reason.BOOTS_CLAIMED(count=coming, kind=want.kind, queue=want.queue)
             )
         left -= coming
         slots = max(want.slots_per_machine, 1)
@@ -249,16 +260,15 @@ class _Plan:
         booted = self._boot(needed, slots, want, warm=False)
         if booted:
             self.reasons.append(
-                f"{left} {want.kind}(s) of {want.queue} have no free slot: {booted} machine(s) "
-                f"with {slots} slot(s) are booted."
+                Reason.NO_FREE_SLOT(
+                    count=left, kind=want.kind, queue=want.queue, booted=booted, slots=slots
+                )
             )
         if not alone:
             self._slots_coming += max(booted * slots - left, 0)
         if booted < needed:
             self._limited = True
-            self.reasons.append(
-                f"{needed - booted} more machine(s) would be needed than may be booted now."
-            )
+            self.reasons.append(Reason.TOO_FEW_BOOTS(lacking=needed - booted))
 
     def _claim_alone(self, count: int) -> int:
         """Claim one booting machine per replica, the smallest first, and return how many."""
@@ -291,8 +301,9 @@ class _Plan:
             booted = self._boot(missing, max(ask.slots_per_machine, 1), ask, warm=True)
             if booted:
                 self.reasons.append(
-                    f"{warm} warm machine(s) are to be kept and {len(idle)} are there, "
-                    f"{len(self._booting)} boot: {booted} more in the background."
+                    Reason.WARM_MISSING(
+                        warm=warm, idle=len(idle), booting=len(self._booting), booted=booted
+                    )
                 )
             return
         # Something waits for a slot, so an idle machine is not surplus.
@@ -303,9 +314,7 @@ class _Plan:
         for machine in idle[: max(len(idle) - warm, 0)]:
             self.actions.append(Halt(machine.machine_id))
             self.halts += 1
-            self.reasons.append(
-                f"Machine {machine.machine_id} holds nothing, and {warm} warm one(s) are enough."
-            )
+            self.reasons.append(Reason.WARM_SURPLUS(machine_id=machine.machine_id, warm=warm))
 
     def _boot(self, count: int, slots: int, want: SlotRequest, *, warm: bool) -> int:
         count = min(count, self._room)

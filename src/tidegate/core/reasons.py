@@ -205,6 +205,40 @@ class Reason(Enum):
         "In {left_s:.0f} s the cool-down is over.",
     )
     ONE_REMOVAL_RUNS = ("Another replica is still going; one at a time.",)
+    # Machines.
+    ALL_PLACED = ("Every replica has a place and the warm pool is full.",)
+    REPLICA_PLACED = (
+        "A replica of {queue} comes to machine {machine_id}, which has {free} of {slots} slots "
+        "free.",
+    )
+    INSTANCE_PLACED = (
+        "An instance of {queue} comes to machine {machine_id}, which has {free} of {slots} slots "
+        "free.",
+    )
+    BOOTS_CLAIMED = ("{count} {kind}(s) of {queue} wait for machines that boot already.",)
+    NO_FREE_SLOT = (
+        "{count} {kind}(s) of {queue} have no free slot: {booted} machine(s) with {slots} slot(s) "
+        "are booted.",
+    )
+    TOO_FEW_BOOTS = ("{lacking} more machine(s) would be needed than may be booted now.",)
+    WARM_MISSING = (
+        "{warm} warm machine(s) are to be kept and {idle} are there, {booting} boot: {booted} more "
+        "in the background.",
+    )
+    WARM_SURPLUS = ("Machine {machine_id} holds nothing, and {warm} warm one(s) are enough.",)
+    MACHINES_LIMITED = (
+        "",
+        "With more machines allowed, those that wait would have a place.",
+    )
+    BOOTS_FOR_REPLICAS = (
+        "",
+        "A free slot, or more than {warm} warm machines, would have spared the boot.",
+    )
+    BOOTS_WARM = ("", "A smaller `warm`, `sla_delta` or `boot` would have booted none.")
+    HALTS = ("", "A larger `warm`, `sla_delta` or `boot` would have kept it.")
+    PLACES = ("", "Without a free slot it would have waited until a machine had booted.")
+    WAITS_FOR_BOOT = ("", "With a free slot on a machine that runs it would have its place now.")
+    NOTHING_TO_PLACE = ("", "A replica without a place would have changed it.")
 
 
 class Explanation(NamedTuple):
