@@ -239,6 +239,82 @@ class Reason(Enum):
     PLACES = ("", "Without a free slot it would have waited until a machine had booted.")
     WAITS_FOR_BOOT = ("", "With a free slot on a machine that runs it would have its place now.")
     NOTHING_TO_PLACE = ("", "A replica without a place would have changed it.")
+    # HTTP services: how many instances serve.
+    ANSWERED_IN_TIME = ("What is in hand is answered in time.",)
+    INSTANCES_SET_BY_HAND = ("A person has set the number of instances to {wanted}.",)
+    NUMBER_IS_OVERRIDDEN = ("", "Given back, the law would decide how many there are.")
+    IN_HAND = ("There are {in_hand:.3g} requests in hand.",)
+    IN_HAND_GROWS = (
+        "There are {in_hand:.3g} requests in hand, and they grow by {growth_per_s:.2g}/s.",
+    )
+    ANSWERS_AS_SEEN = ("An instance answers {per_s:.3g}/s, as was seen.",)
+    ANSWERS_AS_AGREED = ("An instance answers {per_s:.3g}/s, as the agreement says.",)
+    ANSWERS_AS_ITS_LIMIT_ALLOWS = ("An instance answers {per_s:.3g}/s, as its limit allows.",)
+    NEEDED_FOR_ALL = ("{asked} instance(s) answer all of them.",)
+    NEEDED_IN_TIME = ("{asked} instance(s) answer all of them within a mean of {target_s:.2g} s.",)
+    NOTHING_WAITS = ("Nothing waits for an instance: more of them would answer no sooner.",)
+    LOAD_DOES_NOT_EXPLAIN = ("What is in hand does not explain it: {evidence}.",)
+    ONE_FEWER_WAS_ENOUGH = (
+        "In the last {cooldown_s:.0f} s {fewer} would have been enough, with room to spare.",
+    )
+    DOORS_SILENT = ("No door has reported for a while: the load is not known.",)
+    NEEDS_MORE_THAN_THERE_IS = ("What is in hand needs more than there is: {short}.",)
+    INSTANCE_CAPACITY_UNKNOWN = (
+        "",
+        "What an instance can do is not known until something waits for one; `capacity` in the "
+        "agreement would say it.",
+    )
+    ROLLOUT_RUNS = ("", "With all instances of one version only the load would count.")
+    NO_LIMIT_KNOWN = ("", "Another load would have changed it.")
+    IN_HAND_BEARABLE = (
+        "",
+        "With {more} requests in hand or more another instance would be needed.",
+    )
+    # HTTP services: single instances, and what doors let in.
+    INSTANCE_DRAINED = ("Instance {instance_id} has answered all that it had.",)
+    INSTANCE_STAYS_SLOW = (
+        "Instance {instance_id} stays slower than the others: another one takes its place.",
+    )
+    INSTANCE_SHORT_OF_MEMORY = (
+        "Instance {instance_id} stays short of memory: another one takes its place.",
+    )
+    INSTANCE_FAILED = ("Instance {instance_id} failed ({said}): it is replaced.",)
+    FAILED_ONE_NOT_NEEDED = (
+        "{wanted} answer without instance {instance_id} of version {version}, which failed: it is "
+        "not replaced.",
+    )
+    INSTANCE_HANGS = (
+        "Instance {instance_id} has been ejected for {ejected_s:.0f} s and others answer: it is "
+        "replaced.",
+    )
+    SPARE_SERVES = ("{wanted} are to serve: spare {instance_id} does at once.",)
+    INSTANCES_LACKING = ("{wanted} are to serve: {lacking} more.",)
+    SPARES_LACKING = ("{spares} spare(s) are to be kept: {lacking} more.",)
+    OLD_VERSION_DRAINS = (
+        "{wanted} answer without instance {instance_id} of version {version}: it drains.",
+    )
+    TO_BE_RENEWED = (
+        "{count} are to be renewed (version {version} is deployed): one more comes before one "
+        "goes.",
+    )
+    GOES_BEFORE_NEW_ONE = ("There is no slot for one more: instance {instance_id} goes first.",)
+    CONCURRENCY_LOWERED = (
+        "Instance {instance_id} takes {inflation:.1f} times as long as at its best, and {knee} at "
+        "a time keep it busy: {target} instead of {limit}, the others wait in the door.",
+    )
+    CONCURRENCY_RAISED = (
+        "Instance {instance_id} has all the {limit} requests that it may have and is quick: "
+        "{target} at a time.",
+    )
+    WEIGHT_LOWERED = (
+        "Instance {instance_id} takes {ratio:.1f} times as long as the others: it gets less.",
+    )
+    ADMISSION_BEGINS = (
+        "{ready} instance(s) answer no more than {bound} requests before the breaching point: "
+        "others are refused at once, so that these are kept.",
+    )
+    ADMISSION_ENDS = ("All that come can be answered in time again: no request is refused.",)
+    ADMISSION_CHANGES = ("{bound} requests at a time are answered before the breaching point now.",)
 
 
 class Explanation(NamedTuple):

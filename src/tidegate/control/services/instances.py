@@ -20,6 +20,7 @@ from tidegate.core.decisions import (
     Promote,
     RemoveInstance,
 )
+from tidegate.core.reasons import Explanation, Reason
 from tidegate.core.services import Instance, InstanceState, Service, ServiceSpec
 
 _COMING = (InstanceState.ORDERED, InstanceState.STARTING)
@@ -37,7 +38,7 @@ class InstanceSet:
         self._ordered = 0
         self._ordered_spares = 0
         self.actions: list[AnyAction] = []
-        self.reasons: list[str] = []
+        self.reasons: list[Explanation] = []
         self.rule = ""
         # Problems of the service, as texts for people.
         self.trouble: list[str] = []
@@ -115,7 +116,9 @@ class InstanceSet:
 
     # Actions of the decision
 
-    def because(self, reason: str) -> None:
+    def because(self, reason: Explanation, rule: str = "") -> None:
+        """Add a reason; its rule becomes that of the decision unless an earlier one has set it."""
+        self.rule = self.rule or rule
         if reason not in self.reasons:
             self.reasons.append(reason)
 
@@ -221,33 +224,36 @@ class InstanceReconciler:
         for instance in crew.of_state(InstanceState.DRAINING):
             if self._is_drained(instance, crew.service.spec, reading, at):
                 crew.remove(instance)
-                crew.rule = crew.rule or "drained"
-                crew.because(f"Instance {instance.instance_id} has answered all that it had.")
+                crew.because(
+                    Reason.INSTANCE_DRAINED(instance_id=instance.instance_id), rule="drained"
+                )
         for instance in crew.of_state(InstanceState.FAILED):
             self._replace_failed(crew, instance, at)
         if reading is not None:
             self._let_go_of_hanging(crew, at)
 
-    def replace(self, crew: InstanceSet, instance: Instance, why: str, at: float) -> None:
+    def replace(self, crew: InstanceSet, instance: Instance, why: Explanation, at: float) -> None:
         """Mark an instance to be replaced; ignored within _REPLACE_S of another one."""
         if self._outworn or at - self._replaced_at < _REPLACE_S:
             return
         self._replaced_at = at
         self._outworn.add(instance.instance_id)
-        crew.rule = crew.rule or "overloaded"
-        crew.because(f"Instance {instance.instance_id} {why}: another one takes its place.")
+        crew.because(why, rule="overloaded")
 
     def fill(self, crew: InstanceSet, wanted: int, at: float, slots_free: int | None) -> None:
         """Order, promote, drain and remove until the wanted number of the right version serves."""
         while len(crew.ready) < wanted and (spares := crew.ready_spares):
             crew.promote(spares[0])
-            crew.rule = crew.rule or "a spare serves"
-            crew.because(f"{wanted} are to serve: spare {spares[0].instance_id} does at once.")
+            crew.because(
+                Reason.SPARE_SERVES(wanted=wanted, instance_id=spares[0].instance_id),
+                rule="a spare serves",
+            )
         lacking = wanted - crew.serving_count
         if lacking > 0 and self._may_start(crew, at):
             crew.add(lacking)
-            crew.rule = crew.rule or "fewer than wanted"
-            crew.because(f"{wanted} are to serve: {lacking} more.")
+            crew.because(
+                Reason.INSTANCES_LACKING(wanted=wanted, lacking=lacking), rule="fewer than wanted"
+            )
         self._forget_surplus(crew, wanted)
         self._renew(crew, wanted, at, slots_free)
         self._shrink(crew, wanted)
@@ -321,8 +327,9 @@ class InstanceReconciler:
             is_over = at >= self._retry_at(version)
         if is_over:
             crew.remove(instance)
-            crew.rule = crew.rule or "failed"
-            crew.because(f"Instance {instance.instance_id} failed ({said}): it is replaced.")
+            crew.because(
+                Reason.INSTANCE_FAILED(instance_id=instance.instance_id, said=said), rule="failed"
+            )
 
     def _may_go_for_good(self, crew: InstanceSet, at: float) -> bool:
         """Return whether a failed instance of an old version need not be restarted.
@@ -348,10 +355,9 @@ class InstanceReconciler:
             return
         for instance in ejected[:1]:
             crew.drain(instance)
-            crew.rule = crew.rule or "hanging"
             crew.because(
-                f"Instance {instance.instance_id} has been ejected for {EJECTED_S:.0f} s and "
-                "others answer: it is replaced."
+                Reason.INSTANCE_HANGS(instance_id=instance.instance_id, ejected_s=EJECTED_S),
+                rule="hanging",
             )
 
     # Starting, renewing and removing
@@ -380,10 +386,13 @@ class InstanceReconciler:
         for instance in crew.of_state(InstanceState.FAILED):
             if not crew.is_current(instance):
                 crew.remove(instance)
-                crew.rule = crew.rule or "failed"
                 crew.because(
-                    f"{wanted} answer without instance {instance.instance_id} of version "
-                    f"{instance.version}, which failed: it is not replaced."
+                    Reason.FAILED_ONE_NOT_NEEDED(
+                        wanted=wanted,
+                        instance_id=instance.instance_id,
+                        version=instance.version,
+                    ),
+                    rule="failed",
                 )
 
     def _renew(self, crew: InstanceSet, wanted: int, at: float, slots_free: int | None) -> None:
@@ -402,10 +411,11 @@ class InstanceReconciler:
             instance = answering.pop(0)
             outdated.remove(instance)
             crew.drain(instance)
-            crew.rule = crew.rule or "one is renewed"
             crew.because(
-                f"{wanted} answer without instance {instance.instance_id} of version "
-                f"{instance.version}: it drains."
+                Reason.OLD_VERSION_DRAINS(
+                    wanted=wanted, instance_id=instance.instance_id, version=instance.version
+                ),
+                rule="one is renewed",
             )
         if not outdated:
             return
@@ -416,10 +426,9 @@ class InstanceReconciler:
                 crew.promote(spare)
             else:
                 crew.add()
-            crew.rule = crew.rule or "one is renewed"
             crew.because(
-                f"{len(outdated)} are to be renewed (version {crew.service.version} is deployed): "
-                "one more comes before one goes."
+                Reason.TO_BE_RENEWED(count=len(outdated), version=crew.service.version),
+                rule="one is renewed",
             )
             return
         stuck = [one for one in self.unplaced(crew, at) if one in coming]
@@ -428,9 +437,9 @@ class InstanceReconciler:
             return
         if stuck and answering and not slots_free and len(crew.ready) >= max(wanted, 2):
             crew.drain(answering[0])
-            crew.rule = crew.rule or "one is renewed"
             crew.because(
-                f"There is no slot for one more: instance {answering[0].instance_id} goes first."
+                Reason.GOES_BEFORE_NEW_ONE(instance_id=answering[0].instance_id),
+                rule="one is renewed",
             )
 
     def _shrink(self, crew: InstanceSet, wanted: int) -> None:
@@ -466,8 +475,10 @@ class InstanceReconciler:
         missing = crew.service.spec.spares - crew.spares_count
         if missing > 0 and self._may_start(crew, at):
             crew.add(missing, is_spare=True)
-            crew.rule = crew.rule or "spares are refilled"
-            crew.because(f"{crew.service.spec.spares} spare(s) are to be kept: {missing} more.")
+            crew.because(
+                Reason.SPARES_LACKING(spares=crew.service.spec.spares, lacking=missing),
+                rule="spares are refilled",
+            )
         # Remove spares that are not ready first, then the newest.
         current = sorted(
             (one for one in spares if crew.is_current(one)),

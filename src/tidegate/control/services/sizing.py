@@ -45,6 +45,7 @@ from tidegate.control.planning import admissible_requests, response_targets
 from tidegate.control.services.instances import InstanceReconciler, InstanceSet, MemoryShortage
 from tidegate.control.services.performance import ServicePerformance, ServiceSample
 from tidegate.core.decisions import Admit, Decision, SetConcurrency, Weigh
+from tidegate.core.reasons import Explanation, Reason, otherwise_text, reason_text
 from tidegate.core.services import NO_OVERRIDE, InstanceState, ServiceOverride, decision_subject
 from tidegate.laws.http.sizing import (
     NO_TARGETS,
@@ -116,8 +117,7 @@ class ServiceSizing:
         self._scale_in.again(at)
         self._floor = None
         self.is_unhelped = False
-        crew.rule = crew.rule or "manual"
-        crew.because(f"A person has said {self._wanted}.")
+        crew.because(Reason.INSTANCES_SET_BY_HAND(wanted=self._wanted), rule="manual")
 
     def step(
         self,
@@ -142,7 +142,7 @@ class ServiceSizing:
                 self._raise(len(crew.counted_ids) + math.ceil(lacks - _PART), load, at)
                 if self.wanted > before:
                     crew.rule = "more in hand than is answered in time"
-                    crew.because(self._words(load, asked))
+                    self._explain_need(crew, load, asked)
         is_pressed = seen.is_pressed(self.agreement.window_s)
         self.is_unhelped = self.is_unhelped and is_pressed
         if self.wanted == before and is_pressed:
@@ -200,15 +200,14 @@ class ServiceSizing:
         if seen.at < helped_at + self.agreement.window_s or crew.coming:
             return
         if not self._is_loaded(crew):
-            crew.rule = crew.rule or "not a matter of load"
-            crew.because("Nothing waits for an instance: more of them would answer no sooner.")
+            crew.because(Reason.NOTHING_WAITS(), rule="not a matter of load")
             self.is_unhelped = True
             return
         more = self._bounded(self.wanted + 1)
         if more > self.wanted:
             crew.rule = "warned"
             evidence = [] if seen.window is None else seen.window.evidence
-            crew.because(f"What is in hand does not explain it: {'; '.join(evidence)}.")
+            crew.because(Reason.LOAD_DOES_NOT_EXPLAIN(evidence="; ".join(evidence)))
             # If an instance is slow, hangs or is being replaced, that may be the reason instead.
             if not (crew.ejected or crew.is_rolling or is_any_slow):
                 self._floor = (more, load.in_hand, seen.at + REMEMBERED_S)
@@ -256,8 +255,7 @@ class ServiceSizing:
             self._fewer_at = at
             crew.rule = "one fewer holds with room"
             crew.because(
-                f"In the last {self._scale_in.cooldown_s:.0f} s {fewer} would have been enough, "
-                "with room to spare."
+                Reason.ONE_FEWER_WAS_ENOUGH(cooldown_s=self._scale_in.cooldown_s, fewer=fewer)
             )
 
     # Values
@@ -279,21 +277,24 @@ class ServiceSizing:
         least, most = self.bounds
         return max(min(wanted, most), least)
 
-    def _words(self, load: ServiceLoad, asked: int) -> str:
-        usual = self._performance.hoped_per_s
-        target_s = response_targets(self.agreement, self._performance).target_s
-        origin = "as its limit allows"
-        if self._performance.usual_per_s:
-            origin = "as was seen" if self._performance.is_learned else "as the agreement says"
-        said = f"{load.in_hand:.3g} requests in hand"
-        grows = self._performance.trend.growth_per_s
-        if grows > 0.0:
-            said += f" (growing by {grows:.2g}/s)"
-        promised = f" within a mean of {target_s:.2g} s" if math.isfinite(target_s) else ""
-        return (
-            f"{said}, and an instance answers {usual:.3g}/s ({origin}): {asked} answer all of them"
-            f"{promised}."
-        )
+    def _explain_need(self, crew: InstanceSet, load: ServiceLoad, asked: int) -> None:
+        """Add the reasons why this number is needed."""
+        performance = self._performance
+        growth = performance.trend.growth_per_s
+        if growth > 0.0:
+            crew.because(Reason.IN_HAND_GROWS(in_hand=load.in_hand, growth_per_s=growth))
+        else:
+            crew.because(Reason.IN_HAND(in_hand=load.in_hand))
+        answers = Reason.ANSWERS_AS_ITS_LIMIT_ALLOWS
+        if performance.usual_per_s:
+            is_learned = performance.is_learned
+            answers = Reason.ANSWERS_AS_SEEN if is_learned else Reason.ANSWERS_AS_AGREED
+        crew.because(answers(per_s=performance.hoped_per_s or 0.0))
+        target_s = response_targets(self.agreement, performance).target_s
+        if math.isfinite(target_s):
+            crew.because(Reason.NEEDED_IN_TIME(asked=asked, target_s=target_s))
+        else:
+            crew.because(Reason.NEEDED_FOR_ALL(asked=asked))
 
 
 # Consecutive samples in which an instance must be slower or shorter of memory than the others
@@ -366,8 +367,7 @@ class ServiceAutoscaler:
         self._upkeep.fill(crew, self.wanted, seen.at, seen.slots_free)
         if not is_measured and seen.is_silent:
             # Missing instances are replaced all the same.
-            crew.rule = crew.rule or "held: no measurement"
-            crew.because("No door has said anything for a while: the load is not known.")
+            crew.because(Reason.DOORS_SILENT(), rule="held: no measurement")
         short = self._short(crew, seen, load)
         admitted = seen.admission if by_hand.in_flight_max is None else by_hand.in_flight_max
         if is_measured and by_hand.in_flight_max is None:
@@ -377,8 +377,9 @@ class ServiceAutoscaler:
         if self._memory.is_everybodys:
             crew.trouble.append("every instance is short of memory: another would be as well")
         if short:
-            crew.rule = crew.rule or "nothing is left to take"
-            crew.because(f"What is in hand needs more than there is: {short}.")
+            crew.because(
+                Reason.NEEDS_MORE_THAN_THERE_IS(short=short), rule="nothing is left to take"
+            )
             crew.trouble.append(short)
         # While requests are rejected there is a shortage, although fewer are in hand because of it.
         is_shedding = admitted is not None and by_hand.in_flight_max is None
@@ -415,9 +416,11 @@ class ServiceAutoscaler:
         self._memory.see(crew, None if memory is None else memory.warning)
         for instance in crew.ready:
             if self._inside.slow_readings(instance.instance_id) >= OVERLOADED_READINGS:
-                self._upkeep.replace(crew, instance, "stays slower than the others", at)
+                slow = Reason.INSTANCE_STAYS_SLOW(instance_id=instance.instance_id)
+                self._upkeep.replace(crew, instance, slow, at)
             elif self._memory.readings(instance.instance_id) >= OVERLOADED_READINGS:
-                self._upkeep.replace(crew, instance, "stays short of memory", at)
+                short = Reason.INSTANCE_SHORT_OF_MEMORY(instance_id=instance.instance_id)
+                self._upkeep.replace(crew, instance, short, at)
 
     def _short(self, crew: InstanceSet, seen: ServiceSample, load: ServiceLoad) -> str:
         """Return why fewer instances than needed will serve; empty if enough are coming."""
@@ -461,6 +464,7 @@ class ServiceAutoscaler:
         asked = self._size.needed(load)
         if asked is not None:
             outputs["needed"] = float(asked)
+        why = [*(crew.reasons or [Reason.ANSWERED_IN_TIME()]), self._otherwise(crew, asked)]
         return Decision(
             at=seen.at,
             loop="http",
@@ -470,28 +474,25 @@ class ServiceAutoscaler:
             inputs=inputs,
             outputs=outputs,
             actions=crew.actions,
-            reason=" ".join(crew.reasons) or "What is in hand is answered in time.",
-            otherwise=self._otherwise(crew, asked),
+            reason=reason_text(why),
+            otherwise=otherwise_text(why),
             outcome=self.detail,
         )
 
-    def _otherwise(self, crew: InstanceSet, asked: int | None) -> str:
+    def _otherwise(self, crew: InstanceSet, asked: int | None) -> Explanation:
+        """Return what would have changed the decision."""
         if self._size.by_hand.instances is not None:
-            return "Given back, the law would decide how many there are."
+            return Reason.NUMBER_IS_OVERRIDDEN()
         if asked is None:
-            return (
-                "What an instance can do is not known until something waits for one; "
-                "`capacity` in the agreement would say it."
-            )
+            return Reason.INSTANCE_CAPACITY_UNKNOWN()
         if crew.is_rolling:
-            return "With all instances of one version only the load would count."
+            return Reason.ROLLOUT_RUNS()
         usual = self.performance.usual_per_s
         target_s = response_targets(self.agreement, self.performance).target_s
         bearable = max(len(crew.serving), 1) * (usual or math.inf) * target_s
         if not math.isfinite(bearable):
-            return "Another load would have changed it."
-        more = math.floor(bearable) + 1
-        return f"With {more} requests in hand or more another instance would be needed."
+            return Reason.NO_LIMIT_KNOWN()
+        return Reason.IN_HAND_BEARABLE(more=math.floor(bearable) + 1)
 
 
 # Admission: rejects requests when no instance can be added and others would be too late.
@@ -554,10 +555,7 @@ class ServiceAdmission:
                 return None
             self._calm_since = None
             crew.do(Admit(bound))
-            crew.because(
-                f"{len(crew.ready)} instance(s) answer no more than {bound} requests before the "
-                "breaching point: others are refused at once, so that these are kept."
-            )
+            crew.because(Reason.ADMISSION_BEGINS(ready=len(crew.ready), bound=bound))
             return bound
         is_well = seen.window is not None and seen.window.verdict is Verdict.MET
         is_calm = not reading.refused_per_s and (is_well or reading.in_hand < _LIFT_BELOW * now)
@@ -568,12 +566,11 @@ class ServiceAdmission:
         elif seen.at - self._calm_since >= _LIFT_S:
             self._calm_since = None
             crew.do(Admit(None))
-            crew.rule = crew.rule or "there are enough again"
-            crew.because("All that come can be answered in time again: nobody is refused.")
+            crew.because(Reason.ADMISSION_ENDS(), rule="there are enough again")
             return None
         if bound is not None and abs(now - bound) > _STEP * bound:
             crew.do(Admit(bound))
-            crew.because(f"{bound} requests at a time are answered before the breaching point now.")
+            crew.because(Reason.ADMISSION_CHANGES(bound=bound))
             return bound
         return now
 
@@ -685,19 +682,20 @@ class InstanceTuning:
             self._set(crew, one, target, at)
             self.relieved_at = at
             crew.because(
-                f"Instance {one} takes {known.inflation(rate):.1f} times as long as at its best, "
-                f"and {knee} at a time keep it busy: {target} instead of {limit}, the others wait "
-                "in the door."
+                Reason.CONCURRENCY_LOWERED(
+                    instance_id=one,
+                    inflation=known.inflation(rate),
+                    knee=knee,
+                    target=target,
+                    limit=limit,
+                )
             )
         elif self._slow.get(one):
             return
         elif limit < most and rate.outstanding >= limit and known.inflation(rate) < _QUICK:
             target = min(math.ceil(limit * _RAISED_BY), most)
             self._set(crew, one, target, at)
-            crew.because(
-                f"Instance {one} has all the {limit} requests that it may have and is quick: "
-                f"{target} at a time."
-            )
+            crew.because(Reason.CONCURRENCY_RAISED(instance_id=one, limit=limit, target=target))
 
     def _set(self, crew: InstanceSet, one: int, target: int, at: float) -> None:
         self._changed_at[one] = at
@@ -718,10 +716,7 @@ class InstanceTuning:
                 target = max(1.0 / ratio, WEIGHT_MIN)
                 if target < instance.weight * (1.0 - _STEP_MIN):
                     weights[one] = target
-                    crew.because(
-                        f"Instance {one} takes {ratio:.1f} times as long as the others: it gets "
-                        "less."
-                    )
+                    crew.because(Reason.WEIGHT_LOWERED(instance_id=one, ratio=ratio))
                     limit = instance.concurrency or crew.service.spec.concurrency
                     if crew.service.by_hand.concurrency is None:
                         self._set(crew, one, max(int(limit / ratio), 1), at)
