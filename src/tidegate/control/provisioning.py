@@ -133,7 +133,7 @@ class Provisioner:
             plan.boot_for(want)
         warm = warm_machines_needed(wants)
         plan.keep_warm(warm, wants)
-        why = plan.why(warm)
+        reasons = plan.explained(warm)
         return Decision(
             at=at,
             loop="fleet",
@@ -147,8 +147,8 @@ class Provisioner:
                 "halts": float(plan.halts),
             },
             actions=list(plan.actions),
-            reason=reason_text(why),
-            otherwise=otherwise_text(why),
+            reason=reason_text(reasons),
+            otherwise=otherwise_text(reasons),
         )
 
 
@@ -189,7 +189,7 @@ class _Plan:
             return "warm pool above NPP"
         return "waiting for a boot" if any(self._left.values()) else "nothing to do"
 
-    def why(self, warm: int) -> list[Explanation]:
+    def explained(self, warm: int) -> list[Explanation]:
         """Return the reasons of the decision; the last one says what would have changed it."""
         waits = any(self._left.values())
         if self._limited:

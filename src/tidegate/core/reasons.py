@@ -324,17 +324,17 @@ class Explanation(NamedTuple):
     numbers: dict[str, float | str]
 
 
-def reason_text(why: Sequence[Explanation]) -> str:
+def reason_text(reasons: Sequence[Explanation]) -> str:
     """Return the sentences that say why a decision was made."""
-    return _joined([one.reason.why.format(**one.numbers) for one in why])
+    return _joined([one.reason.why.format(**one.numbers) for one in reasons])
 
 
-def otherwise_text(why: Sequence[Explanation]) -> str:
+def otherwise_text(reasons: Sequence[Explanation]) -> str:
     """Return the sentences that say what would have changed a decision, the last reason first.
 
     The last reason is the one that was decisive.
     """
-    return _joined([one.reason.otherwise.format(**one.numbers) for one in reversed(why)])
+    return _joined([one.reason.otherwise.format(**one.numbers) for one in reversed(reasons)])
 
 
 def _joined(sentences: Sequence[str]) -> str:

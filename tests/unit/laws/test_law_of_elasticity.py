@@ -43,7 +43,7 @@ def test_a_cancelled_plan_is_not_tried_again_before_arrivals_have_fallen() -> No
     for time in range(6, 600):
         held = law.step(at(time, 2, 0, 105.0 - 10.0 * (time % 2)))
         assert (held.replicas, held.rule) == (2, "held: backed off")
-    assert "1 replicas were too few at 105 msg/s" in reason_text(held.why)
+    assert "1 replicas were too few at 105 msg/s" in reason_text(held.reasons)
     # A tenth below 105.
     assert law.step(at(700, 2, 0, 94.4)).replicas == 1
 
@@ -84,7 +84,7 @@ def test_a_load_that_grows_is_met_before_it_is_too_high() -> None:
         assert law.step(at(time, 2, waiting, start_s=5.0)).replicas == 2
     soon = law.step(at(6, 2, 300, start_s=5.0))
     assert (soon.replicas, soon.rule) == (3, "avg_load > max_load soon")
-    assert soon.why[0] == Reason.LOAD_SOON_ABOVE(load=150.0, soon=210.0, max_load=200.0)
+    assert soon.reasons[0] == Reason.LOAD_SOON_ABOVE(load=150.0, soon=210.0, max_load=200.0)
 
 
 def test_the_papers_own_rule_waits_until_the_load_is_above() -> None:

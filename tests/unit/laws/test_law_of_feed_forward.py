@@ -107,7 +107,7 @@ def test_what_may_be_missing_before_one_comes_is_no_reason_to_let_one_go() -> No
     for second in range(600):
         wish = law.step(now(second, 4, 312.0, keeps_warm=True))
         assert wish.replicas == 4
-    assert "below 295 for 30 s one would go" in otherwise_text(wish.why)
+    assert "below 295 for 30 s one would go" in otherwise_text(wish.reasons)
 
 
 def test_a_pool_that_is_no_longer_kept_changes_the_reserve_and_no_memory() -> None:

@@ -39,7 +39,7 @@ def test_a_backlog_is_worked_off_before_what_comes_last_would_be_warned_of() -> 
     # 1 000 messages before what comes: 100 replicas-seconds of work within an aim of 2.4 s.
     found = wished(now(1, 100.0, waiting=1000, start_s=0.0))
     assert found.replicas == math.ceil((100.0 + 1000.0 / 2.4) / 95.0)
-    assert "wait_p99 warns at 4.8 s" in reason_text(found.why)
+    assert "wait_p99 warns at 4.8 s" in reason_text(found.reasons)
 
 
 def test_what_the_agreement_says_that_the_load_may_grow_by_is_there_before_it_grows() -> None:
@@ -165,8 +165,8 @@ def test_it_always_says_a_number_that_can_be_had(
         WaitTarget(wait_s=wait_s),
     )
     assert 0 <= found.replicas <= 1_000_001
-    assert reason_text(found.why)
-    assert otherwise_text(found.why)
+    assert reason_text(found.reasons)
+    assert otherwise_text(found.reasons)
 
 
 @given(rates, waits, capacities, promised, st.integers(1, 50))

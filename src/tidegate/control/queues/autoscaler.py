@@ -178,13 +178,13 @@ class Autoscaler:
         )
         law, wish = self._wish(now, reading)
         harm = verdict or self._guard.ceiling(sample.at)
-        wanted, rule, why = apply_guards(
+        wanted, rule, reasons = apply_guards(
             scaling, now, reading, wish, harm, self._history.changed_at, self._history.busy_at
         )
         actions = self._manoeuvre(reading, wanted, leaving)
         if actions is None:
             actions, rule = [], "held: one removal at a time"
-            why += (Reason.ONE_REMOVAL_RUNS(),)
+            reasons += (Reason.ONE_REMOVAL_RUNS(),)
         actions += retirements(scaling, reading)
         moves = exchanges(
             sample.replicas,
@@ -224,8 +224,8 @@ class Autoscaler:
             inputs=_inputs(now, reading, self._law),
             outputs={"wanted": float(max(wish.replicas, 0)), "replicas": float(wanted)},
             actions=list(actions),
-            reason=reason_text(why),
-            otherwise=otherwise_text(why),
+            reason=reason_text(reasons),
+            otherwise=otherwise_text(reasons),
             carried_out=not recommended,
             outcome="recommend-only: replicas are not changed" if recommended else "",
         )
@@ -316,7 +316,7 @@ class Autoscaler:
         return known
 
     def _held(self, sample: QueueSample, rule: str, reason: Explanation) -> Decision:
-        why = (reason, Reason.INPUT_UNUSABLE())
+        reasons = (reason, Reason.INPUT_UNUSABLE())
         return Decision(
             at=sample.at,
             loop="queue",
@@ -331,8 +331,8 @@ class Autoscaler:
                 )
                 if math.isfinite(figure)
             },
-            reason=reason_text(why),
-            otherwise=otherwise_text(why),
+            reason=reason_text(reasons),
+            otherwise=otherwise_text(reasons),
         )
 
 

@@ -43,11 +43,11 @@ def apply_guards(
     replicas last changed, and `busy_at` when there was last anything to do.
     """
     count = now.replicas
-    wanted, rule, why = wish
+    wanted, rule, reasons = wish
     manual = scaling.steering is ControlMode.MANUAL
     harm = None if manual else harm
     if not manual and wanted < 1 and (last := _last(scaling, now, reading, busy_at)) is not None:
-        wanted, rule, why = last
+        wanted, rule, reasons = last
     if harm is not None and wanted > harm.fewer:
         wanted = max(harm.fewer, scaling.replicas.min)
         rule = "reversal guard"
@@ -58,18 +58,18 @@ def apply_guards(
             after_per_s=harm.after_per_s,
             left_s=harm.until - now.at,
         )
-        why = (harmed,)
+        reasons = (harmed,)
     low, high = scaling.replicas.min, max(scaling.replicas.max, scaling.replicas.min)
     if wanted > high:
         wanted = high
         rule = f"{rule}, at max"
-        why += (Reason.AT_MAX(most=high),)
+        reasons += (Reason.AT_MAX(most=high),)
     if count < low and wanted <= low:
         return Proposal(low, "below min", (Reason.BELOW_MIN(count=count, least=low),))
     if wanted < low:
         rule = f"{rule}, at min"
         wanted = low
-        why += (Reason.AT_MIN(least=low),)
+        reasons += (Reason.AT_MIN(least=low),)
     if wanted > count and not manual:
         attended = _attended(scaling, reading, count)
         if attended is not None and wanted > attended.replicas:
@@ -82,8 +82,8 @@ def apply_guards(
         )
         held = _keeps(now, reading, changed_at + scaling.cooldown_period_s if waits else now.at)
         if held is not None:
-            return held._replace(replicas=count, why=(*why, *held.why))
-    return Proposal(wanted, rule, why)
+            return held._replace(replicas=count, reasons=(*reasons, *held.reasons))
+    return Proposal(wanted, rule, reasons)
 
 
 def _last(

@@ -464,7 +464,7 @@ class ServiceAutoscaler:
         asked = self._size.needed(load)
         if asked is not None:
             outputs["needed"] = float(asked)
-        why = [*(crew.reasons or [Reason.ANSWERED_IN_TIME()]), self._otherwise(crew, asked)]
+        reasons = [*(crew.reasons or [Reason.ANSWERED_IN_TIME()]), self._otherwise(crew, asked)]
         return Decision(
             at=seen.at,
             loop="http",
@@ -474,8 +474,8 @@ class ServiceAutoscaler:
             inputs=inputs,
             outputs=outputs,
             actions=crew.actions,
-            reason=reason_text(why),
-            otherwise=otherwise_text(why),
+            reason=reason_text(reasons),
+            otherwise=otherwise_text(reasons),
             outcome=self.detail,
         )
 

@@ -98,7 +98,7 @@ class Proposal(NamedTuple):
     replicas: int
     # The rule in a few words, such as "avg_load > max_load".
     rule: str
-    why: tuple[Explanation, ...] = ()
+    reasons: tuple[Explanation, ...] = ()
 
 
 # -- load --

@@ -333,7 +333,8 @@ class FeedForwardLaw:
         """Use the policy "load" until a replica has been measured at its limit."""
         wish = self._load_law.step(now)
         return wish._replace(
-            rule=f"capacity unknown: {wish.rule}", why=(Reason.CAPACITY_UNKNOWN(), *wish.why)
+            rule=f"capacity unknown: {wish.rule}",
+            reasons=(Reason.CAPACITY_UNKNOWN(), *wish.reasons),
         )
 
     def _ahead(self, rates: RateEstimate, lead_s: float) -> float:

@@ -152,8 +152,8 @@ class LoadLaw:
     def _below(self, now: QueueSituation, count: int, load: float) -> Proposal:
         seen = Reason.LOAD_BELOW(load=load, min_load=now.min_load)
         if now.draining:
-            why = (seen, Reason.REMOVAL_RUNS(min_load=now.min_load))
-            return Proposal(count, "avg_load < min_load: plan goes on", why)
+            reasons = (seen, Reason.REMOVAL_RUNS(min_load=now.min_load))
+            return Proposal(count, "avg_load < min_load: plan goes on", reasons)
         if not count:
             return Proposal(0, "avg_load < min_load", (seen, Reason.NO_REPLICA_LEFT()))
         known = self._too_few.get(count - 1)
@@ -167,8 +167,8 @@ class LoadLaw:
                 left_s=known.until - now.at,
             )
             return Proposal(count, "held: backed off", (seen, too_few))
-        why = (seen, Reason.LAST_ADDED_GOES(min_load=now.min_load))
-        return Proposal(count - 1, "avg_load < min_load", why)
+        reasons = (seen, Reason.LAST_ADDED_GOES(min_load=now.min_load))
+        return Proposal(count - 1, "avg_load < min_load", reasons)
 
     def _note(self, now: QueueSituation, count: int) -> None:
         """Remember that `count` replicas were too few at this arrival rate.

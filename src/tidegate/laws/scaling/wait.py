@@ -280,10 +280,11 @@ class WaitLaw:
         if aim_s is not None and now.oldest_age_s >= aim_s and not now.inhibited:
             wish = wish._replace(
                 replicas=max(wish.replicas, now.replicas + 1),
-                why=(Reason.OLDEST_AGE(age_s=now.oldest_age_s), *wish.why),
+                reasons=(Reason.OLDEST_AGE(age_s=now.oldest_age_s), *wish.reasons),
             )
         return wish._replace(
-            rule=f"capacity unknown: {wish.rule}", why=(Reason.CAPACITY_UNKNOWN(), *wish.why)
+            rule=f"capacity unknown: {wish.rule}",
+            reasons=(Reason.CAPACITY_UNKNOWN(), *wish.reasons),
         )
 
     def _remember(self, at: float, needed: float) -> None:
