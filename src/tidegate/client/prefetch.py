@@ -26,6 +26,7 @@ from tidegate.client.handler import HandlerCounts, HandlerMeter
 from tidegate.core.decisions import Decision
 from tidegate.core.errors import TidegateError
 from tidegate.core.prefetch import ConsumerSample, PrefetchGoal, PrefetchModel
+from tidegate.core.reasons import Reason
 from tidegate.laws.prefetch.controller import ControllerMode, ControlStep, Saturation
 from tidegate.laws.prefetch.loop import PrefetchRegulator, explain_step
 
@@ -226,7 +227,9 @@ class AutomaticPrefetch:
             except Exception:
                 log.exception("who listens to prefetch steps has failed")
         step = told.step
-        is_redesigned = any(note.startswith(("redesigned", "swings")) for note in step.notes)
+        is_redesigned = step.has_note(
+            Reason.REDESIGNED, Reason.REDESIGNED_AGAIN, Reason.GAINS_HALVED
+        )
         now = self._clock()
         news = (step.mode, step.saturated, told.model is not None)
         if news == self._told and not is_redesigned and now - self._told_at < REPEAT_WARNING_S:

@@ -43,6 +43,7 @@ from tidegate.control.journal import PrefetchJournal
 from tidegate.control.learned import PrefetchModels
 from tidegate.core.decisions import Decision
 from tidegate.core.prefetch import PrefetchGoal
+from tidegate.core.reasons import Reason
 from tidegate.core.store import Clock
 from tidegate.engines.native.prefetch import ConsumerCredit, SensedConsumer
 from tidegate.laws.prefetch.controller import ControllerMode, ControlStep, Saturation
@@ -278,17 +279,20 @@ _POLLS_PER_SAMPLE = 5
 _POLL_S_MAX = 0.5
 # If a sample is shorter than this many sojourn times, its rate is mostly chance.
 _ROUNDS = 4.0
-# Beginnings of notes that are worth a decision in the journal.
-_LOGGED_EVENTS = (
-    "redesigned",
-    "swings",
-    "scheduled",
-    "drifted",
-    "the ceiling",
-    "no controller",
-    "back from",
-    "P keeps",
-)
+# Notes that are worth a decision in the journal, and how its outcome calls them.
+_LOGGED_EVENTS = {
+    Reason.REDESIGNED: "redesigned",
+    Reason.REDESIGNED_AGAIN: "redesigned",
+    Reason.GAINS_HALVED: "swings",
+    Reason.WORKLOAD_CHANGED: "scheduled",
+    Reason.NOT_REDESIGNED: "drifted",
+    Reason.CEILING: "the ceiling",
+    Reason.CEILING_OF_HANDLER: "the ceiling",
+    Reason.CEILING_OF_PREFETCH: "the ceiling",
+    Reason.GOAL_NOT_KEPT: "no controller",
+    Reason.BACK_FROM_KNEE: "back from",
+    Reason.OFFSET_OF_P: "P keeps",
+}
 
 
 class ControlledConsumer:
@@ -386,11 +390,13 @@ class ControlledConsumer:
     def _taken(self, sensed: SensedConsumer) -> ControlStep:
         if not sensed.is_probe:
             step = self.steering.step(sensed.sample)
-            return step if self._is_long_enough(sensed) else step.noted(_short(sensed))
+            if self._is_long_enough(sensed):
+                return step
+            return step.noted(Reason.SAMPLES_ARE_SHORT(sojourn_s=sensed.sojourn_s))
         level, rate = self.steering.level, sensed.sample.arrived_per_s
         unknown = (math.nan,) * 6
         return ControlStep(sensed.sample.at, math.nan, rate, *unknown, level, level)._replace(
-            mode=ControllerMode.HELD, notes=("credit cut for a moment, to see what is held",)
+            mode=ControllerMode.HELD, notes=(Reason.CREDIT_CUT(),)
         )
 
     def _load_model(self) -> None:
@@ -414,7 +420,7 @@ class ControlledConsumer:
     def _news(self, step: ControlStep) -> str:
         """Return what has changed since the last step and is worth a decision; empty if nothing."""
         # Compare kinds of notes, not their numbers, and ignore what was noted before.
-        kinds = {kind for kind in _LOGGED_EVENTS for note in step.notes if note.startswith(kind)}
+        kinds = {_LOGGED_EVENTS.get(note.reason, "") for note in step.notes} - {""}
         found = sorted(kinds - self._noted)
         self._noted = kinds
         if step.mode is not self._mode and step.mode is not ControllerMode.HELD:
@@ -446,7 +452,7 @@ class ControlledConsumer:
             held=sample.held,
             prefetch=sample.prefetch,
             starved=sample.starved,
-            notes=list(step.notes),
+            notes=list(map(str, step.notes)),
         )
 
     def _row(self, step: ControlStats) -> Row:
@@ -483,13 +489,6 @@ class ControlledConsumer:
         self.credit.close()
         self.consumer.control = None
         self.consumer.limit = None
-
-
-def _short(sensed: SensedConsumer) -> str:
-    return (
-        f"samples are short: a message is away for {sensed.sojourn_s:.2g} s, and a sample "
-        "ten times as long says more"
-    )
 
 
 def _known(number: float) -> float | None:

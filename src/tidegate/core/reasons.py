@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Reason(Enum):
@@ -23,7 +23,7 @@ class Reason(Enum):
         self.why = why
         self.otherwise = otherwise
 
-    def __call__(self, **numbers: float | str) -> Explanation:
+    def __call__(self, **numbers: float | str | Explanation) -> Explanation:
         """State this reason with its numbers and names."""
         return Explanation(self, numbers)
 
@@ -315,18 +315,102 @@ class Reason(Enum):
     )
     ADMISSION_ENDS = ("All that come can be answered in time again: no request is refused.",)
     ADMISSION_CHANGES = ("{bound} requests at a time are answered before the breaching point now.",)
+    # Steps of the prefetch. Their texts are in the lake, without a full stop.
+    STARVED = ("starved",)
+    OUTLIER = ("outlier",)
+    DEADBAND = ("deadband",)
+    DITHERED = ("dithered",)
+    SILENT = ("nothing was measured for {silent_s:g} s",)
+    GAINS_HALVED = ("swings: gains halved, to 1/{part} of the design",)
+    GAINS_LOWERED = ("1/{part} of the gains: with more it swung",)
+    CEILING = ("the ceiling is about {rate_per_s:.0f}/s",)
+    CEILING_OF_HANDLER = ("the ceiling is about {rate_per_s:.0f}/s: the handler is kept up with",)
+    CEILING_OF_PREFETCH = ("the ceiling is about {rate_per_s:.0f}/s: more prefetch brings no more",)
+    NO_CONTROLLER = ("held: no controller",)
+    NOTHING_KNOWN = ("nothing is known yet: held",)
+    WORKLOAD_CHANGED = ("scheduled: the workload is that of {name}",)
+    GUESS_NOT_REDESIGNED = ("guessed, but not redesigned: {refused}",)
+    GUESSED = (
+        "no model: guessed {worth_per_s:.3g} msg/s per unit of prefetch, and cautious until it is "
+        "learned",
+    )
+    SET_IN_PLACE = ("{prefetch:g} was set in place of {asked:g}",)
+    BACK_FROM_KNEE = ("back from beyond the knee at {knee:.3g}",)
+    HELD_AT_KNEE = ("held at the knee at {knee:.3g}",)
+    OFFSET_OF_P = (
+        "P keeps an offset: it rests at about {rests_per_s:.3g}/s with a prefetch of "
+        "{prefetch:.3g}, and not at {target_per_s:g}/s; PI keeps none",
+    )
+    SETTLES_LATER = ("{asked_s:g} s to settle cannot be had, but {settle_s:g} s",)
+    GOAL_NOT_KEPT = (
+        "no controller keeps the goal on a = {a:.3g}, b = {b:.3g}: held; allow more time, or "
+        "identify the consumer again",
+    )
+    REDESIGNED = ("redesigned: {drift}; now {gains}",)
+    REDESIGNED_AGAIN = ("redesigned: {drift}; again {gains}",)
+    NOT_REDESIGNED = ("drifted, but not redesigned: {refused}",)
+    SAMPLES_ARE_SHORT = (
+        "samples are short: a message is away for {sojourn_s:.2g} s, and a sample ten times as "
+        "long says more",
+    )
+    CREDIT_CUT = ("credit cut for a moment, to see what is held",)
+    # A learned model against the model in use.
+    TOO_FEW_SAMPLES = ("{samples:.0f} samples are too few to judge by",)
+    NOT_DETERMINED = ("{error}",)
+    NO_PLANT = ("a = {a:.4g}, b = {b:.4g} is no plant to steer",)
+    SAME_AS_IN_USE = (
+        "a = {a:.4g} ± {a_error:.2g}, b = {b:.4g} ± {b_error:.2g} cannot be told from the model in "
+        "use",
+    )
+    PREDICTS_NO_BETTER = ("the learned model predicts no better than the one in use",)
+    PREDICTS_BETTER = (
+        "a = {a:.4g}, b = {b:.4g} leaves {part:.0%} of the squared error that a = {a_in_use:.4g}, "
+        "b = {b_in_use:.4g} makes",
+    )
+    # Decisions about the prefetch.
+    PREFETCH_FOR_RATE = ("prefetch {level:.4g} for {rate_per_s:g}/s: {mode}",)
+    PREFETCH_TO_KEEP_UP = ("prefetch {level:.4g} for keep up: {mode}",)
+    CONTROLLER_STEERS = ("the controller steers",)
+    PREFETCH_HELD = (
+        "held: nothing new was measured",
+        "With a measurement the controller goes on from here.",
+    )
+    PREFETCH_FALLBACK = (
+        "the fallback: measurements have stopped",
+        "With a measurement the controller goes on from here.",
+    )
+    PREFETCH_SET_BY_HAND = (
+        "set by hand",
+        "Take the manual value away, and the controller goes on from it.",
+    )
+    BELOW_TARGET = (
+        "{used_per_s:.4g}/s is {off_per_s:.3g}/s below the target of {target_per_s:.4g}/s, so P "
+        "{proportional:.4g} + I {integral:.4g} + D {derivative:.4g} = {wanted:.4g}",
+    )
+    ABOVE_TARGET = (
+        "{used_per_s:.4g}/s is {off_per_s:.3g}/s above the target of {target_per_s:.4g}/s, so P "
+        "{proportional:.4g} + I {integral:.4g} + D {derivative:.4g} = {wanted:.4g}",
+    )
+    AT_HIGH_LIMIT = (
+        "held at its high limit",
+        "A prefetch above {high} is not allowed: raise `high`, or lower the target.",
+    )
+    AT_LOW_LIMIT = ("held at its low limit", "A prefetch below {low} is not allowed.")
 
 
 class Explanation(NamedTuple):
-    """A reason with its numbers."""
+    """A reason with its numbers; another explanation may be among them."""
 
     reason: Reason
-    numbers: dict[str, float | str]
+    numbers: dict[str, Any]
+
+    def __str__(self) -> str:
+        return self.reason.why.format(**self.numbers)
 
 
 def reason_text(reasons: Sequence[Explanation]) -> str:
     """Return the sentences that say why a decision was made."""
-    return _joined([one.reason.why.format(**one.numbers) for one in reasons])
+    return _joined([str(one) for one in reasons])
 
 
 def otherwise_text(reasons: Sequence[Explanation]) -> str:

@@ -215,7 +215,7 @@ def tuned_controller(found: IdentifiedModel, wish: TuningGoal) -> ClosedLoop:
             design_controller(
                 model, running.gains.kind, Requirement(wish.settling_samples, wish.overshoot)
             )
-            raise DesignRefused(running.given_up)
+            raise DesignRefused(str(running.given_up))
         return check_gains(model, running.gains, running.requirement.late_samples)
     except DesignRefused as refused:
         raise TuningRefused(

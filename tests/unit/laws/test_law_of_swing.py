@@ -34,7 +34,7 @@ def found(errors: list[float], levels: list[float]) -> int:
 
 
 def swung(steps: list[ControlStep]) -> list[str]:
-    return [note for step in steps for note in step.notes if note.startswith("swings")]
+    return [note for step in steps for note in map(str, step.notes) if note.startswith("swings")]
 
 
 # Waves
@@ -118,12 +118,12 @@ def test_it_says_that_it_swings_and_what_was_done_about_it() -> None:
     assert "swings: gains halved, to 1/2 of the design" in decision.reason
     # Nothing is learned here: the smaller gains stay, and their reason with them.
     assert steering.gains.proportional < 0.6 * before.proportional
-    assert any("with more it swung" in note for note in consumer.steps[-1].notes)
+    assert any("with more it swung" in note for note in map(str, consumer.steps[-1].notes))
     assert back_after(rates, 400.0, 0.1) <= SOON
     # Another design, other gains.
     steering.use(wrong(0.1, 1.0))
     consumer.run(steering, 5)
-    assert not any("swung" in note for note in consumer.steps[-1].notes)
+    assert not any("swung" in note for note in map(str, consumer.steps[-1].notes))
 
 
 def test_what_a_better_model_was_learned_for_runs_with_all_of_its_gains() -> None:
@@ -140,7 +140,7 @@ def test_what_a_better_model_was_learned_for_runs_with_all_of_its_gains() -> Non
     model = steering.model
     assert model is not None
     assert model.worth_per_s == pytest.approx(WORTH_PER_S, rel=0.25)
-    assert not any("swung" in note for note in consumer.steps[-1].notes)
+    assert not any("swung" in note for note in map(str, consumer.steps[-1].notes))
 
 
 # No false alarms

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from plant import PAPER_A, PAPER_B
 from steered_plant import SteeredPlant, settled_after
 
+from tidegate.core.reasons import Reason
 from tidegate.laws.prefetch.controller import (
     Clamp,
     ControllerMode,
@@ -182,7 +183,7 @@ def test_an_outlier_is_left_out() -> None:
 
     steps = [steering.step(one) for one in samples(400.0, 401.0, 399.0, 5000.0, 400.0)]
 
-    assert [step.notes for step in steps] == [(), (), (), ("outlier",), ()]
+    assert [step.notes for step in steps] == [(), (), (), (Reason.OUTLIER(),), ()]
     assert (steps[3].measured_per_s, steps[3].used_per_s) == (5000.0, 400.5)
 
 
@@ -206,7 +207,7 @@ def test_a_step_that_was_to_be_expected_is_believed_at_once() -> None:
     unexpected = steering.step(ControlSample(5.0, 5000.0, 400.0, expected_per_s=800.0))
 
     assert expected.used_per_s == 800.0
-    assert unexpected.notes == ("outlier",)
+    assert unexpected.notes == (Reason.OUTLIER(),)
 
 
 def test_within_the_deadband_nothing_moves() -> None:
@@ -215,7 +216,7 @@ def test_within_the_deadband_nothing_moves() -> None:
     steps = [steering.step(one) for one in samples(400.0, 405.0, 392.0, 409.0)]
 
     assert outputs(steps) == pytest.approx([5.0] * 4)
-    assert steps[1].notes == ("deadband",)
+    assert steps[1].notes == (Reason.DEADBAND(),)
     assert steps[1].measured_per_s == 405.0
     assert steering.step(ControlSample(9.0, 300.0, 400.0)).output > 5.0
 

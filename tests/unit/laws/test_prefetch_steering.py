@@ -56,11 +56,15 @@ def test_without_a_model_it_guesses_by_littles_law_and_says_so_until_it_has_lear
 
     consumer.run(steering, 2)
     assert consumer.steps[-1].level == 10.0
-    assert "nothing is known yet: held" in consumer.steps[-1].notes
+    assert "nothing is known yet: held" in map(str, consumer.steps[-1].notes)
     consumer.run(steering, 60)
 
     # 770/10 at first, and 1.5 times that to be cautious.
-    guessed = [step for step in consumer.steps if any("no model: guessed" in n for n in step.notes)]
+    guessed = [
+        step
+        for step in consumer.steps
+        if any("no model: guessed" in n for n in map(str, step.notes))
+    ]
     assert guessed
     assert back_after(consumer.rates[1:], 400.0) <= 60
 
@@ -83,7 +87,7 @@ def test_a_starved_queue_is_no_reason_to_ask_for_more() -> None:
     consumer.run(steering, 60)
 
     assert steering.level == pytest.approx(before, abs=0.3)
-    assert "starved" in consumer.steps[-1].notes
+    assert "starved" in map(str, consumer.steps[-1].notes)
     consumer.supply_per_s = math.inf
     assert back_after(consumer.run(steering, 60), 400.0) <= 10
 
@@ -97,7 +101,7 @@ def test_a_target_above_the_ceiling_saturates_says_so_and_is_left_quickly(target
     consumer.run(steering, 300)
     assert consumer.steps[-1].saturated is Saturation.HIGH
     assert consumer.steps[-1].level == 12.0
-    assert "the ceiling is about 770/s" in consumer.steps[-1].notes
+    assert "the ceiling is about 770/s" in map(str, consumer.steps[-1].notes)
     steering.change(msgspec.structs.replace(GOAL, high=12))
 
     assert back_after(consumer.run(steering, 60), 400.0) <= 30
@@ -131,12 +135,14 @@ def test_where_only_the_broker_looks_on_nothing_is_hoarded_either(
     levels = [step.level for step in consumer.steps[-100:]]
     assert math.fsum(levels) / 100 < 35.0
     assert max(levels) < 70.0
-    ceilings = [note for note in consumer.steps[-1].notes if note.startswith("the ceiling is")]
+    ceilings = [
+        note for note in map(str, consumer.steps[-1].notes) if note.startswith("the ceiling is")
+    ]
     assert ceilings
     assert ceilings[0].endswith("/s: more prefetch brings no more")
     steering.change(goal)
     assert back_after(consumer.run(steering, 60), 400.0) <= 30
-    assert not any("ceiling" in note for note in consumer.steps[-1].notes)
+    assert not any("ceiling" in note for note in map(str, consumer.steps[-1].notes))
 
 
 @pytest.mark.parametrize("times", [2.0, 3.0, 5.0])
@@ -148,7 +154,7 @@ def test_a_longer_way_is_no_plateau_whatever_the_model_says_of_the_rate(times: f
     rates = consumer.run(steering, 150)
 
     assert math.fsum(rates[-50:]) / 50 == pytest.approx(400.0, rel=0.03)
-    assert not any("ceiling" in note for step in consumer.steps for note in step.notes)
+    assert not any("ceiling" in note for step in consumer.steps for note in map(str, step.notes))
 
 
 @pytest.mark.parametrize("kind", [ControllerKind.PI, ControllerKind.PID])
@@ -166,10 +172,12 @@ def test_a_target_above_what_the_handler_can_do_is_not_hoarded_for(
     assert rates[-100:] == pytest.approx([770.0] * 100, rel=0.01)
     assert 1.0 < consumer.held < 10.0
     assert consumer.steps[-1].saturated is Saturation.NONE
-    assert "the ceiling is about 770/s: the handler is kept up with" in consumer.steps[-1].notes
+    assert "the ceiling is about 770/s: the handler is kept up with" in map(
+        str, consumer.steps[-1].notes
+    )
     steering.change(goal)
     assert back_after(consumer.run(steering, 60), 400.0) <= 30
-    assert not any("ceiling" in note for note in consumer.steps[-1].notes)
+    assert not any("ceiling" in note for note in map(str, consumer.steps[-1].notes))
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
@@ -275,7 +283,7 @@ def test_a_round_trip_that_doubles_is_learned() -> None:
     model = steering.model
     assert model is not None
     assert model.worth_per_s == pytest.approx(40.0, rel=0.25)
-    assert any("redesigned" in note for step in consumer.steps for note in step.notes)
+    assert any("redesigned" in note for step in consumer.steps for note in map(str, step.notes))
 
 
 def test_what_somebody_else_has_set_is_gone_on_from() -> None:
@@ -286,7 +294,7 @@ def test_what_somebody_else_has_set_is_gone_on_from() -> None:
     step = steering.step(sample)
 
     assert step.level == pytest.approx(30.0)
-    assert "30 was set in place of 10" in step.notes
+    assert "30 was set in place of 10" in map(str, step.notes)
 
 
 def test_a_model_of_other_samples_is_made_fit() -> None:
@@ -311,7 +319,9 @@ def test_of_several_learned_models_that_of_the_workload_at_hand_is_run_with() ->
 
     rates = consumer.run(steering, 60)
     assert steering.model == far
-    assert any("scheduled: the workload is that of orders/far" in s.notes for s in consumer.steps)
+    assert any(
+        "scheduled: the workload is that of orders/far" in map(str, s.notes) for s in consumer.steps
+    )
     assert back_after(rates, 400.0) <= 30 + 5
     before = consumer.steps[-1].level
     consumer.round_trip_s = 1.0 / 160.0
@@ -331,7 +341,9 @@ def test_a_workload_between_two_does_not_flicker() -> None:
 
     consumer.run(steering, 300)
 
-    changes = [s for s in consumer.steps if any(n.startswith("scheduled") for n in s.notes)]
+    changes = [
+        s for s in consumer.steps if any(n.startswith("scheduled") for n in map(str, s.notes))
+    ]
     assert len(changes) <= 1
 
 
@@ -342,7 +354,7 @@ def test_a_settling_time_that_cannot_be_had_is_said() -> None:
 
     rates = consumer.run(steering, 60)
 
-    assert any("3 s to settle cannot be had" in note for note in consumer.steps[0].notes)
+    assert any("3 s to settle cannot be had" in note for note in map(str, consumer.steps[0].notes))
     assert back_after(rates, 400.0) <= 30
 
 
@@ -483,8 +495,8 @@ def test_p_says_where_it_will_rest_and_rests_there() -> None:
     rests = plant.run(steering, 40)[-1]
     assert rests == pytest.approx(80.0, rel=0.02)
     said = "P keeps an offset: it rests at about 80/s with a prefetch of 1, and not at 400/s"
-    assert said in steering.given_up
-    assert any(note.startswith(said) for note in plant.steps[-1].notes)
+    assert said in str(steering.given_up)
+    assert any(note.startswith(said) for note in map(str, plant.steps[-1].notes))
 
 
 @pytest.mark.parametrize("kind", [ControllerKind.PI, ControllerKind.PID])
@@ -494,7 +506,7 @@ def test_what_has_an_integral_keeps_no_offset_and_says_none(kind: ControllerKind
     steering = PrefetchRegulator(goal, PrefetchModel(a=0.1, b=72.0), start=5)
     plant.run(steering, 40)
     assert not steering.given_up
-    assert not any("offset" in note for step in plant.steps for note in step.notes)
+    assert not any("offset" in note for step in plant.steps for note in map(str, step.notes))
 
 
 def test_a_model_that_is_taken_away_is_forgotten_and_the_level_held_until_there_is_a_guess() -> (

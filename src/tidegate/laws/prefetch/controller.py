@@ -22,6 +22,7 @@ from statistics import median
 from typing import NamedTuple, Protocol
 
 from tidegate.core.prefetch import ConsumerSample, PrefetchModel
+from tidegate.core.reasons import Explanation, Reason
 from tidegate.laws.prefetch.design import ControllerType, Gains
 from tidegate.laws.prefetch.fit import LinearModel
 
@@ -164,7 +165,7 @@ def hold_step(sample: ControlSample, output: float) -> ControlStep:
         level=output,
         output=output,
         mode=ControllerMode.HELD,
-        notes=("starved",) if sample.is_starved else (),
+        notes=(Reason.STARVED(),) if sample.is_starved else (),
     )
 
 
@@ -254,15 +255,19 @@ class ControlStep(NamedTuple):
     output: float
     saturated: Saturation = Saturation.NONE
     mode: ControllerMode = ControllerMode.AUTOMATIC
-    # What layers did, such as "outlier", "deadband" or "redesigned: …".
-    notes: tuple[str, ...] = ()
+    # What layers did, such as `Reason.OUTLIER`.
+    notes: tuple[Explanation, ...] = ()
 
     def set_to(self, output: float) -> ControlStep:
         """Return the same step with another output."""
         return self._replace(level=output, output=output)
 
-    def noted(self, note: str) -> ControlStep:
+    def noted(self, note: Explanation) -> ControlStep:
         return self._replace(notes=(*self.notes, note))
+
+    def has_note(self, *reasons: Reason) -> bool:
+        """Return whether a layer has noted one of these reasons."""
+        return any(note.reason in reasons for note in self.notes)
 
 
 class Controller(Protocol):
@@ -428,7 +433,7 @@ class Dither(Layer):
         up = self._bits & 1
         self._bits = (self._bits >> 1) | ((self._bits ^ (self._bits >> 1)) & 1) << 6
         moved = step.level + (self.amplitude if up else -self.amplitude)
-        return step.set_to(moved).noted("dithered")
+        return step.set_to(moved).noted(Reason.DITHERED())
 
 
 # -- prefetch_controller --
@@ -541,7 +546,7 @@ class Hampel(Layer):
         if len(self._recent) < 3 or abs(rate - middle) <= bound or is_explained:
             return self._inner.step(sample)
         step = self._inner.step(sample._replace(rate_per_s=middle))
-        return step._replace(measured_per_s=rate).noted("outlier")
+        return step._replace(measured_per_s=rate).noted(Reason.OUTLIER())
 
     def restart(self, output: float) -> None:
         self._recent.clear()
@@ -562,7 +567,7 @@ class Deadband(Layer):
         if rate is None or not abs(sample.target_per_s - rate) <= self._width_per_s:
             return self._inner.step(sample)
         step = self._inner.step(sample._replace(rate_per_s=sample.target_per_s))
-        return step._replace(measured_per_s=rate).noted("deadband")
+        return step._replace(measured_per_s=rate).noted(Reason.DEADBAND())
 
 
 class Fallback(Layer):
@@ -596,7 +601,7 @@ class Fallback(Layer):
             self._inner.restart(self._output)
         silent_s = sample.at - self._waiting_since
         return hold_step(sample, self._output)._replace(
-            mode=ControllerMode.FALLBACK, notes=(f"nothing was measured for {silent_s:g} s",)
+            mode=ControllerMode.FALLBACK, notes=(Reason.SILENT(silent_s=silent_s),)
         )
 
 

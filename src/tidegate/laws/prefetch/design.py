@@ -31,6 +31,7 @@ from operator import mul
 from typing import NamedTuple
 
 from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
+from tidegate.core.reasons import Explanation, Reason
 from tidegate.laws.prefetch.fit import LinearModel
 
 SETPOINT_WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0)
@@ -455,8 +456,8 @@ class PrefetchDesign(NamedTuple):
 
     gains: Gains
     requirement: Requirement
-    # The part of the goal that is not kept. Empty means that all of it is.
-    given_up: str
+    # The part of the goal that is not kept. `None` means that all of it is.
+    given_up: Explanation | None
 
 
 def design_for(goal: PrefetchGoal, model: LinearModel) -> PrefetchDesign:
@@ -471,35 +472,27 @@ def design_for(goal: PrefetchGoal, model: LinearModel) -> PrefetchDesign:
             tried = replace(tried, settling_samples=longer)
             continue
         settle_s = tried.settling_samples * goal.sample_s
-        given_up = f"{goal.settle_s:g} s to settle cannot be had, but {settle_s:g} s"
+        later = Reason.SETTLES_LATER(asked_s=goal.settle_s, settle_s=settle_s)
         in_time = tried.settling_samples <= samples
-        return PrefetchDesign(placed.gains, tried, "" if in_time else given_up)
-    return PrefetchDesign(
-        Gains(kind, 0.0),
-        asked,
-        f"no controller keeps the goal on a = {model.a:.3g}, b = {model.b:.3g}: "
-        "held; allow more time, or identify the consumer again",
-    )
+        return PrefetchDesign(placed.gains, tried, None if in_time else later)
+    return PrefetchDesign(Gains(kind, 0.0), asked, Reason.GOAL_NOT_KEPT(a=model.a, b=model.b))
 
 
-def describe_offset(
+def predicted_offset(
     goal: PrefetchGoal, model: LinearModel, gains: Gains, target_per_s: float
-) -> str:
-    """Describe the steady-state error that the model predicts for P.
+) -> Explanation | None:
+    """Return the steady-state error that the model predicts for P.
 
-    Returns an empty text if the error is within the settling band, and for PI and PID.
+    Returns `None` if the error is within the settling band, and for PI and PID.
     """
     if gains.kind is not ControllerType.P or not target_per_s > 0.0:
-        return ""
+        return None
     error_per_s = target_per_s - steady_rate_per_s(model, gains, target_per_s)
     prefetch = min(max(gains.proportional * error_per_s, float(goal.low)), float(goal.high))
     rests_per_s = (model.b * prefetch + model.offset_per_s) / (1.0 - model.a)
     if abs(target_per_s - rests_per_s) <= SETTLED_BAND * target_per_s:
-        return ""
-    return (
-        f"P keeps an offset: it rests at about {rests_per_s:.3g}/s with a prefetch of "
-        f"{prefetch:.3g}, and not at {target_per_s:g}/s; PI keeps none"
-    )
+        return None
+    return Reason.OFFSET_OF_P(rests_per_s=rests_per_s, prefetch=prefetch, target_per_s=target_per_s)
 
 
 def design_requirement(goal: PrefetchGoal) -> Requirement:

@@ -21,6 +21,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, fields
 
+from tidegate.core.reasons import Explanation, Reason
 from tidegate.core.text import Term
 
 # Deviations below this fraction of a sum of squares are mostly rounding errors.
@@ -224,7 +225,7 @@ class ModelDrift:
 
     model: LinearModel | None
     is_better: bool
-    reason: str
+    reason: Explanation
     # Whether the learned model agrees with the model in use, and is precise.
     is_confirmed: bool = False
 
@@ -297,17 +298,15 @@ class RecursiveLeastSquares:
     def drift(self) -> ModelDrift:
         """Return whether the learned model differs from the model in use and predicts better."""
         if self._judged < RLS_SAMPLES_MIN / 2.0 or self.samples < RLS_SAMPLES_MIN:
-            return ModelDrift(None, False, f"{self.samples:.0f} samples are too few to judge by")
+            return ModelDrift(None, False, Reason.TOO_FEW_SAMPLES(samples=self.samples))
         try:
             learned = self.model
             local = fit_model(self._sums)
         except NoExcitation as error:
-            return ModelDrift(None, False, str(error))
+            return ModelDrift(None, False, Reason.NOT_DETERMINED(error=str(error)))
         a_error, b_error = standard_errors(local, self._sums)
         if not abs(learned.a) < 1.0 or not learned.b > SIGNIFICANT * b_error:
-            return ModelDrift(
-                learned, False, f"a = {learned.a:.4g}, b = {learned.b:.4g} is no plant to steer"
-            )
+            return ModelDrift(learned, False, Reason.NO_PLANT(a=learned.a, b=learned.b))
         left_over = max(squared_error(local, self._sums), 0.0)
         noise = left_over / max(self.samples - 3.0, 1.0)
         old = self._refitted()
@@ -315,21 +314,21 @@ class RecursiveLeastSquares:
         # An F test with two unknowns, as for the knee.
         if not lost / 2.0 > SIGNIFICANT**2 * noise:
             return ModelDrift(
-                learned, False,
-                f"a = {learned.a:.4g} ± {a_error:.2g}, b = {learned.b:.4g} ± {b_error:.2g} cannot "
-                "be told from the model in use",
+                learned,
+                False,
+                Reason.SAME_AS_IN_USE(a=learned.a, a_error=a_error, b=learned.b, b_error=b_error),
                 is_confirmed=max(a_error, b_error / learned.b) <= PRECISE,
-            )  # fmt: skip
-        if not self._error_of_new < BETTER * self._error_of_old:
-            return ModelDrift(
-                learned, False, "the learned model predicts no better than the one in use"
             )
-        return ModelDrift(
-            learned, True,
-            f"a = {learned.a:.4g}, b = {learned.b:.4g} leaves "
-            f"{self._error_of_new / self._error_of_old:.0%} of the squared error that "
-            f"a = {self._in_use.a:.4g}, b = {self._in_use.b:.4g} makes",
-        )  # fmt: skip
+        if not self._error_of_new < BETTER * self._error_of_old:
+            return ModelDrift(learned, False, Reason.PREDICTS_NO_BETTER())
+        better = Reason.PREDICTS_BETTER(
+            a=learned.a,
+            b=learned.b,
+            part=self._error_of_new / self._error_of_old,
+            a_in_use=self._in_use.a,
+            b_in_use=self._in_use.b,
+        )
+        return ModelDrift(learned, True, better)
 
     def adopt(self, model: LinearModel) -> None:
         """Compare with this model from now on."""

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.core.prefetch import ConsumerSample
+from tidegate.core.reasons import Explanation, Reason
 from tidegate.laws.prefetch.controller import (
     PREFETCH_MIN,
     Controller,
@@ -359,8 +360,10 @@ class SaturationRecovery:
         aside = abs(self._known.prefetch_for(rate_per_s) - prefetch)
         return aside <= (KNEE_BEYOND - 1.0) * prefetch + KNEE_BEYOND_AT_LEAST
 
-    def words_of_ceiling(self, step: ControlStep, wanted_per_s: float, *, is_kept_up: bool) -> str:
-        """Describe the ceiling if the wanted rate cannot be reached; empty otherwise."""
+    def ceiling(
+        self, step: ControlStep, wanted_per_s: float, *, is_kept_up: bool
+    ) -> Explanation | None:
+        """Return the ceiling if the wanted rate cannot be reached; `None` otherwise."""
         is_short = (
             (is_kept_up or self._plateau.is_seen or step.saturated is Saturation.HIGH)
             and step.mode is ControllerMode.AUTOMATIC
@@ -368,11 +371,12 @@ class SaturationRecovery:
         )
         self._short = self._short + 1 if is_short else 0
         if self._short < SHORT_SAMPLES:
-            return ""
-        ceiling = f"the ceiling is about {self._climb.rate_per_s:.0f}/s"
+            return None
         if is_kept_up:
-            return f"{ceiling}: the handler is kept up with"
-        return f"{ceiling}: more prefetch brings no more" if self._plateau.is_seen else ceiling
+            return Reason.CEILING_OF_HANDLER(rate_per_s=self._climb.rate_per_s)
+        if self._plateau.is_seen:
+            return Reason.CEILING_OF_PREFETCH(rate_per_s=self._climb.rate_per_s)
+        return Reason.CEILING(rate_per_s=self._climb.rate_per_s)
 
 
 # -- swing --
@@ -411,7 +415,6 @@ HALVINGS_MAX = 8
 OSCILLATING_SAMPLES, CALM_SAMPLES = 30, 100
 # Fraction of the strength that oscillated below which gains are acceptable.
 LESS = 0.95
-OSCILLATES = "swings"
 
 
 class OscillationDetector:
@@ -539,7 +542,7 @@ class GainReduction(Layer):
         # return.
         self._inner.track(self._swing.middle)
         step = step.set_to(self._swing.middle)
-        return step.noted(f"{OSCILLATES}: gains halved, to 1/{2**self._halvings} of the design")
+        return step.noted(Reason.GAINS_HALVED(part=2**self._halvings))
 
     def _lower(self, halvings: int) -> None:
         self._halvings = halvings
@@ -556,7 +559,7 @@ class GainReduction(Layer):
     def _noted(self, step: ControlStep) -> ControlStep:
         if not self.is_lowered:
             return step
-        return step.noted(f"1/{2**self._halvings} of the gains: with more it swung")
+        return step.noted(Reason.GAINS_LOWERED(part=2**self._halvings))
 
 
 def peak_gain(gains: Gains) -> float:

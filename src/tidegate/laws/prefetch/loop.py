@@ -49,6 +49,7 @@ import msgspec
 
 from tidegate.core.decisions import Decision
 from tidegate.core.prefetch import ConsumerSample, ControllerKind, PrefetchGoal, PrefetchModel
+from tidegate.core.reasons import Explanation, Reason, otherwise_text
 from tidegate.laws.prefetch.controller import (
     Controller,
     ControllerMode,
@@ -66,9 +67,9 @@ from tidegate.laws.prefetch.design import (
     DesignRefused,
     Gains,
     PrefetchDesign,
-    describe_offset,
     design_for,
     design_requirement,
+    predicted_offset,
 )
 from tidegate.laws.prefetch.fit import LinearModel
 from tidegate.laws.prefetch.knee import BUSY_LEARNED_MAX, GainReduction, SaturationRecovery
@@ -123,9 +124,9 @@ class PrefetchRegulator:
         return self._calmed.gains
 
     @property
-    def given_up(self) -> str:
-        """The part of the goal that no controller can keep. Empty means that all of it is kept."""
-        return self._given_up or self._words_of_offset(self._target.wanted_per_s)
+    def given_up(self) -> Explanation | None:
+        """The part of the goal that no controller can keep. `None` means that all of it is kept."""
+        return self._given_up or self._offset(self._target.wanted_per_s)
 
     @property
     def is_guessed(self) -> bool:
@@ -160,12 +161,12 @@ class PrefetchRegulator:
         self._rate_before = sample.arrived_per_s
         step = self._taken(self._bounded(self._outermost.step(asked)))
         if not is_known:
-            words = "held: no controller" if self._given_up else "nothing is known yet: held"
-            step = step._replace(target_per_s=target, notes=(words,))
+            reason = Reason.NO_CONTROLLER if self._given_up else Reason.NOTHING_KNOWN
+            step = step._replace(target_per_s=target, notes=(reason(),))
         self._learn()
-        notes += [self._words_of_ceiling(step), self._words_of_guess()]
+        notes += [self._ceiling(step), self._guess_or_given_up()]
         if step.mode is ControllerMode.AUTOMATIC:
-            notes.append(self._words_of_offset(target))
+            notes.append(self._offset(target))
         return step._replace(notes=(*step.notes, *(note for note in notes if note)))
 
     def step_without_sample(self, at: float | None = None) -> ControlStep:
@@ -254,20 +255,20 @@ class PrefetchRegulator:
     def _designed(self) -> PrefetchDesign:
         if self._known.model is None:
             kind = ControllerType(self.goal.controller.value)
-            return PrefetchDesign(Gains(kind, 0.0), design_requirement(self.goal), "")
+            return PrefetchDesign(Gains(kind, 0.0), design_requirement(self.goal), None)
         return design_for(self.goal, self._known.model)
 
-    def _choose(self, sample: ConsumerSample) -> str:
+    def _choose(self, sample: ConsumerSample) -> Explanation | None:
         """Use the model of another workload if the current workload has become that one."""
         schedule = self._known.schedule
         if schedule is None or self._way_back.is_beyond(self._level):
-            return ""
+            return None
         if not schedule.observe(sample, self._prefetch_of(sample)):
-            return ""
+            return None
         self.use(schedule.model)
-        return f"scheduled: the workload is that of {schedule.name}"
+        return Reason.WORKLOAD_CHANGED(name=schedule.name)
 
-    def _observe(self, sample: ConsumerSample) -> str:
+    def _observe(self, sample: ConsumerSample) -> Explanation | None:
         """Update the guess while no better model is known."""
         if self._adaptive is not None:
             # Beyond the knee the rate does not respond, and a model learned there would be wrong.
@@ -276,18 +277,18 @@ class PrefetchRegulator:
             self._adaptive.is_doubted = self._calmed.is_lowered
         known = self._known
         if not known.observe(sample, self._prefetch_of(sample)):
-            return ""
+            return None
         if self._adaptive is None:
             self._build()
-            return ""
+            return None
         assert known.model is not None
         try:
             self._adaptive.use(known.model)
         except DesignRefused as refused:
             known.model = self._adaptive.model
-            return f"guessed, but not redesigned: {refused}"
+            return Reason.GUESS_NOT_REDESIGNED(refused=str(refused))
         self._target.retune()
-        return ""
+        return None
 
     def _learn(self) -> None:
         """Use the model for which the adaptive layer has redesigned the controller."""
@@ -319,26 +320,26 @@ class PrefetchRegulator:
         else:
             manual.set_manual(float(self.goal.manual))
 
-    def _follow(self, prefetch: float) -> str:
+    def _follow(self, prefetch: float) -> Explanation | None:
         """Continue from the prefetch that was really set, if another party has set it."""
         aside = abs(prefetch - self._level)
         if not aside > ASIDE_AT_LEAST + ASIDE * self._level:
-            return ""
+            return None
         self._outermost.track(prefetch)
         asked, self._level = self._level, prefetch
-        return f"{prefetch:g} was set in place of {asked:g}"
+        return Reason.SET_IN_PLACE(prefetch=prefetch, asked=asked)
 
-    def _come_back(self, sample: ConsumerSample) -> str:
+    def _come_back(self, sample: ConsumerSample) -> Explanation | None:
         """Continue from the knee if the level is beyond it and the target is within reach."""
         wanted_per_s = self._target.wanted_per_s
         knee = self._way_back.knee(sample, wanted_per_s, self._level, self._expected_per_s)
         if knee is None or self._controller.manual.is_manual:
-            return ""
+            return None
         self._outermost.track(knee)
         if self._adaptive is not None and not self._calmed.is_swinging:
             # Some samples were learned beyond the knee, before that was known.
             self._adaptive.reset()
-        return f"back from beyond the knee at {knee:.3g}"
+        return Reason.BACK_FROM_KNEE(knee=knee)
 
     def _bounded(self, step: ControlStep) -> ControlStep:
         """Limit the level to where more prefetch still raises the rate, except for P."""
@@ -350,28 +351,25 @@ class PrefetchRegulator:
             return step
         self._outermost.track(bound)
         held = step.set_to(bound)._replace(saturated=Saturation.NONE)
-        return held.noted(f"held at the knee at {bound:.3g}")
+        return held.noted(Reason.HELD_AT_KNEE(knee=bound))
 
     # Notes for people
 
-    def _words_of_ceiling(self, step: ControlStep) -> str:
-        return self._way_back.words_of_ceiling(
+    def _ceiling(self, step: ControlStep) -> Explanation | None:
+        return self._way_back.ceiling(
             step, self._target.wanted_per_s, is_kept_up=self._target.is_out_of_reach
         )
 
-    def _words_of_guess(self) -> str:
+    def _guess_or_given_up(self) -> Explanation | None:
         guess = self._known.guess
         if guess is None or self._known.model is None:
             return self._given_up
-        return (
-            f"no model: guessed {guess.worth_per_s:.3g} msg/s per unit of prefetch, and "
-            "cautious until it is learned"
-        )
+        return Reason.GUESSED(worth_per_s=guess.worth_per_s)
 
-    def _words_of_offset(self, target_per_s: float) -> str:
+    def _offset(self, target_per_s: float) -> Explanation | None:
         if self._known.model is None or not self._is_designed:
-            return ""
-        return describe_offset(self.goal, self._known.model, self.gains, target_per_s)
+            return None
+        return predicted_offset(self.goal, self._known.model, self.gains, target_per_s)
 
 
 # -- prefetch_target --
@@ -463,11 +461,11 @@ class PrefetchTarget:
 
 LOOP = "prefetch"
 _SIDE = {Saturation.NONE: 0.0, Saturation.LOW: -1.0, Saturation.HIGH: 1.0}
-_DECIDES = {
-    ControllerMode.AUTOMATIC: "the controller steers",
-    ControllerMode.HELD: "held: nothing new was measured",
-    ControllerMode.FALLBACK: "the fallback: measurements have stopped",
-    ControllerMode.MANUAL: "set by hand",
+_MODES = {
+    ControllerMode.AUTOMATIC: Reason.CONTROLLER_STEERS,
+    ControllerMode.HELD: Reason.PREFETCH_HELD,
+    ControllerMode.FALLBACK: Reason.PREFETCH_FALLBACK,
+    ControllerMode.MANUAL: Reason.PREFETCH_SET_BY_HAND,
 }
 
 
@@ -505,7 +503,7 @@ def explain_step(
         rule=_rule(step),
         inputs=_known(inputs),
         outputs=_known(outputs),
-        reason=_reason(step, goal),
+        reason="; ".join(map(str, _reasons(step, goal))) + ".",
         otherwise=_otherwise(step, goal),
     )
 
@@ -516,34 +514,42 @@ def _rule(step: ControlStep) -> str:
     return f"{step.mode.value}, saturated {step.saturated.value}"
 
 
-def _reason(step: ControlStep, goal: PrefetchGoal) -> str:
-    wanted = "keep up" if goal.rate_per_s is None else f"{goal.rate_per_s:g}/s"
-    parts = [f"prefetch {step.level:.4g} for {wanted}: {_DECIDES[step.mode]}"]
+def _reasons(step: ControlStep, goal: PrefetchGoal) -> list[Explanation]:
+    mode = _MODES[step.mode]()
+    if goal.rate_per_s is None:
+        reasons = [Reason.PREFETCH_TO_KEEP_UP(level=step.level, mode=mode)]
+    else:
+        rate_per_s = goal.rate_per_s
+        reasons = [Reason.PREFETCH_FOR_RATE(level=step.level, rate_per_s=rate_per_s, mode=mode)]
     if math.isfinite(step.error_per_s):
-        parts.append(
-            f"{step.used_per_s:.4g}/s is {abs(step.error_per_s):.3g}/s "
-            f"{'below' if step.error_per_s > 0.0 else 'above'} the target of "
-            f"{step.target_per_s:.4g}/s, so P {step.proportional:.4g} + I {step.integral:.4g} + "
-            f"D {step.derivative:.4g} = {step.wanted:.4g}"
+        off = Reason.BELOW_TARGET if step.error_per_s > 0.0 else Reason.ABOVE_TARGET
+        reasons.append(
+            off(
+                used_per_s=step.used_per_s,
+                off_per_s=abs(step.error_per_s),
+                target_per_s=step.target_per_s,
+                proportional=step.proportional,
+                integral=step.integral,
+                derivative=step.derivative,
+                wanted=step.wanted,
+            )
         )
-    if step.saturated is not Saturation.NONE:
-        parts.append(f"held at its {step.saturated.value} limit")
-    return "; ".join([*parts, *step.notes]) + "."
+    if (limit := _limit(step, goal)) is not None:
+        reasons.append(limit)
+    return [*reasons, *step.notes]
+
+
+def _limit(step: ControlStep, goal: PrefetchGoal) -> Explanation | None:
+    if step.saturated is Saturation.HIGH:
+        return Reason.AT_HIGH_LIMIT(high=goal.high)
+    return Reason.AT_LOW_LIMIT(low=goal.low) if step.saturated is Saturation.LOW else None
 
 
 def _otherwise(step: ControlStep, goal: PrefetchGoal) -> str:
-    match step.mode:
-        case ControllerMode.MANUAL:
-            return "Take the manual value away, and the controller goes on from it."
-        case ControllerMode.HELD | ControllerMode.FALLBACK:
-            return "With a measurement the controller goes on from here."
-        case ControllerMode.AUTOMATIC if step.saturated is Saturation.HIGH:
-            return (
-                f"A prefetch above {goal.high} is not allowed: raise `high`, or lower the target."
-            )
-        case ControllerMode.AUTOMATIC if step.saturated is Saturation.LOW:
-            return f"A prefetch below {goal.low} is not allowed."
-    return ""
+    decisive = _MODES[step.mode]()
+    if step.mode is ControllerMode.AUTOMATIC:
+        decisive = _limit(step, goal) or decisive
+    return otherwise_text([decisive])
 
 
 def _known(numbers: dict[str, float]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from statistics import median
 import msgspec
 
 from tidegate.core.prefetch import ConsumerSample, PrefetchModel
+from tidegate.core.reasons import Explanation, Reason
 from tidegate.laws.prefetch.controller import (
     Controller,
     ControlSample,
@@ -34,7 +35,6 @@ from tidegate.laws.prefetch.design import (
     tolerates_lateness,
 )
 from tidegate.laws.prefetch.fit import LinearModel, RecursiveLeastSquares
-from tidegate.laws.prefetch.knee import OSCILLATES
 
 # Fewer samples may be an accident.
 INITIAL_SAMPLES_MIN = 3
@@ -231,14 +231,14 @@ class AdaptiveLayer(Layer):
         step = self._inner.step(sample)
         rate = step.measured_per_s
         # A starved rate is not due to the prefetch.
-        is_telling = sample.is_usable and not sample.starved and "outlier" not in step.notes
+        is_telling = sample.is_usable and not sample.starved and not step.has_note(Reason.OUTLIER)
         if math.isfinite(rate) and is_telling and self.is_learning:
             if self._last is not None:
                 self.learner.observe(*self._last, rate)
             self._last = (rate, step.output)
         else:
             self._last = None
-        if any(note.startswith(OSCILLATES) for note in step.notes):
+        if step.has_note(Reason.GAINS_HALVED):
             # With larger gains the loop moved further, perhaps beyond the linear range.
             self.reset()
         self._until_review -= 1
@@ -270,7 +270,7 @@ class AdaptiveLayer(Layer):
         self._tunable.retune(placed.gains)
         return str(placed.gains)
 
-    def _review(self) -> str | None:
+    def _review(self) -> Explanation | None:
         """Return what was changed, or why a better model could not be used, or `None`."""
         drift = self.learner.drift()
         if self.is_doubted and drift.is_confirmed:
@@ -280,14 +280,16 @@ class AdaptiveLayer(Layer):
         try:
             gains = self.use(self._trusted(drift.model))
         except DesignRefused as refused:
-            return f"drifted, but not redesigned: {refused}"
-        return f"redesigned: {drift.reason}; now {gains}"
+            return Reason.NOT_REDESIGNED(refused=str(refused))
+        return Reason.REDESIGNED(drift=drift.reason, gains=gains)
 
-    def _believe(self, reason: str) -> str | None:
+    def _believe(self, drift: Explanation) -> Explanation | None:
         """Return to the designed gains after the model in use was confirmed."""
         before = self._tunable.gains
         gains = self.use(self.model)
-        return None if self._tunable.gains == before else f"redesigned: {reason}; again {gains}"
+        if self._tunable.gains == before:
+            return None
+        return Reason.REDESIGNED_AGAIN(drift=drift, gains=gains)
 
     def _trusted(self, learned: LinearModel) -> LinearModel:
         """Return the learned model, or the one in use with the learned worth of a unit of prefetch.

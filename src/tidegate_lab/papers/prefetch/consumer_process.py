@@ -278,7 +278,7 @@ class NoisyLoop(AutomaticPrefetch):
                 level=step.level,
                 mode=step.mode.value,
                 saturated=step.saturated.value,
-                notes=list(step.notes),
+                notes=list(map(str, step.notes)),
             )
         )
 

@@ -339,7 +339,7 @@ class SimulatedConsumer:
                     level=step.level,
                     mode=step.mode.value,
                     saturated=step.saturated.value,
-                    notes=list(step.notes),
+                    notes=list(map(str, step.notes)),
                 )
             ],
         )
