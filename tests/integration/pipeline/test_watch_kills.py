@@ -39,7 +39,9 @@ WAYS = ("after-watch-batch:1", "before-watch-batch:1", "")
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "kills", [len(WAYS), pytest.param(10, marks=pytest.mark.only_with_all)], ids="{} kills".format
+    "kills",
+    [1, *(pytest.param(kills, marks=pytest.mark.only_with_all) for kills in (len(WAYS), 10))],
+    ids="{} kills".format,
 )
 def test_kills_in_mid_batch_change_nothing(lake_of: LakeOf, tmp_path: Path, kills: int) -> None:
     # Given a file for each minute, two of them breaches, and a rate that jumps.
