@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import watch_lives
 from lake_of import NOON, LakeOf
-from places import SUPPORT
+from pyspark.sql import SparkSession
+from watch_lives import watch_once
 
 from tidegate.core.runtime import CRASH_VARIABLE
 from tidegate.pipeline.watch import query_progress
@@ -47,7 +49,7 @@ WAYS = ("after-watch-batch:1", "before-watch-batch:1", "")
     ],
 )
 def test_kills_in_mid_batch_change_nothing(
-    lake_of: LakeOf, tmp_path: Path, kills: int, minutes_per_file: int
+    lake_of: LakeOf, spark: SparkSession, tmp_path: Path, kills: int, minutes_per_file: int
 ) -> None:
     # Given files of a few minutes, two minutes of them breaches, and a rate that jumps.
     for first in range(0, MINUTES, minutes_per_file):
@@ -69,11 +71,11 @@ def test_kills_in_mid_batch_change_nothing(
     lake = str(lake_of.folder)
 
     # When a watcher takes a file a batch, and is killed again and again; the last one is left
-    # alone, and takes the rest at once. Another one, in its Spark, takes everything in one pass.
+    # alone, and takes the rest at once. Another one takes everything in one pass.
     for way in islice(cycle(WAYS), kills):
         assert live(lake, agreement, way, tmp_path / "killed") == -signal.SIGKILL
-    folders = (tmp_path / "killed", tmp_path / "once")
-    assert live(lake, agreement, "never", *folders, files_max=MINUTES) == 0
+    for folder in ("killed", "once"):
+        watch_once(spark, lake, agreement, tmp_path / folder, MINUTES)
 
     # Then it has found what one pass finds, each window once, and has read as much.
     once, again = (found_in(tmp_path / folder) for folder in ("once", "killed"))
@@ -99,18 +101,15 @@ def found_in(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def live(lake: str, agreement: Path, way: str, *folders: Path, files_max: int = 1) -> int:
-    """One life of a watcher, and how it ended."""
+def live(lake: str, agreement: Path, way: str, folder: Path) -> int:
+    """One life of a watcher in a process of its own, and how it ended."""
     environment = {name: value for name, value in os.environ.items() if name != CRASH_VARIABLE}
     # What the killed leave behind goes with the test.
     environment["TMPDIR"] = str(agreement.parent)
     if ":" in way:
         environment[CRASH_VARIABLE] = way
     process = subprocess.Popen(
-        [
-            *(sys.executable, SUPPORT / "watch_lives.py"),
-            *(lake, agreement, str(files_max), *folders),
-        ],
+        [sys.executable, watch_lives.__file__, lake, agreement, folder],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
