@@ -40,9 +40,9 @@ EVERY_STEP = {
 }
 # One step of each kind: what is stored before it is done, and what is done before it is stored.
 IN_BRIEF = (
-    *("after-boot-row", "after-boot", "after-replica-added"),
-    *("after-drain", "after-shares", "before-migrate", "before-retire"),
-    *("after-halt-row", "before-halt"),
+    *("after-boot-row", "after-replica-added"),
+    *("after-shares", "before-migrate", "before-retire"),
+    *("after-halt-row",),
 )
 RUNS = {"in brief": (IN_BRIEF, "after-worker-told"), **EVERY_STEP}
 
