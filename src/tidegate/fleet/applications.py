@@ -121,7 +121,7 @@ class AppInstance:
     def is_gone(self) -> bool:
         return self._life.done()
 
-    def let_go(self) -> None:
+    def drain(self) -> None:
         """Ask it to finish its requests and end."""
         if self._is_leaving:
             return
@@ -130,11 +130,11 @@ class AppInstance:
         if self._process is None:
             self._life.cancel()
         else:
-            self._process.ask_to_end()
+            self._process.terminate()
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """Ask it to end and wait until it has ended."""
-        self.let_go()
+        self.drain()
         await asyncio.wait({self._life})
 
     async def _live(self) -> None:
@@ -194,13 +194,13 @@ class AppInstance:
         crash_point("after-instance-started")
         self._process = process
         if self._is_leaving:
-            process.ask_to_end()
+            process.terminate()
         log.info("instance started", extra={**self._where, "pid": process.pid})
         hangs = await self._watch(process)
         if hangs is not None:
             process.kill()
         await process.wait()
-        return hangs or f"{self.spec.target} {process.how_it_ended}"
+        return hangs or f"{self.spec.target} {process.exit_text}"
 
     async def _watch(self, process: AppProcess) -> str | None:
         """Probe the process until it ends; return the reason if it must be killed, else None."""
@@ -298,7 +298,11 @@ class AppProcess(ChildProcess):
     @property
     def address(self) -> str | None:
         """Its host:port for other programs; None while it does not listen."""
-        return f"{self._bracketed(self._advertise)}:{self.word}" if self.word else None
+        return (
+            f"{self._bracketed(self._advertise)}:{self.ready_message}"
+            if self.ready_message
+            else None
+        )
 
     @staticmethod
     def _bracketed(host: str) -> str:
@@ -306,11 +310,11 @@ class AppProcess(ChildProcess):
 
     async def trouble(self) -> str | None:
         """Probe it; return why it does not answer, or None if it does."""
-        if not self.word:
+        if not self.ready_message:
             return "it does not listen yet"
         try:
             async with asyncio.timeout(HEALTH_ANSWER_S):
-                status = await self._status(int(self.word))
+                status = await self._status(int(self.ready_message))
         except TimeoutError:
             within = format_duration(HEALTH_ANSWER_S)
             return f"no answer to GET {self._health_path} within {within}"
@@ -348,7 +352,7 @@ class AppProcess(ChildProcess):
                 while (why := await self.trouble()) is not None:
                     if self.exit_code is not None:
                         await self.wait()
-                        raise Unavailable(f"{self.target} {self.how_it_ended}")
+                        raise Unavailable(f"{self.target} {self.exit_text}")
                     await asyncio.sleep(_APP_POLL_S)
         except TimeoutError:
             raise Unavailable(self.late(patience_s, why)) from None
@@ -358,13 +362,13 @@ class AppProcess(ChildProcess):
     def late(self, after_s: float, why: str | None) -> str:
         """Return a text that says how long it has taken and at which step it is."""
         after = format_duration(after_s)
-        if self.word is None:
+        if self.ready_message is None:
             return f"{self.target} still imports or starts up after {after}: it may hang there"
         return f"{self.target} is not ready after {after}: {why}"
 
     async def end(self) -> None:
         """Let it drain and wait for its end; kill it if that takes too long."""
-        self.ask_to_end()
+        self.terminate()
         try:
             async with asyncio.timeout(self._drain_s + _APP_EXIT_S):
                 await self.wait()
@@ -430,7 +434,7 @@ class HostedInstances:
         ids = {one.instance_id for one in wanted}
         for number, running in list(self._running.items()):
             if number not in ids:
-                running.let_go()
+                running.drain()
             if running.is_gone:
                 del self._running[number]
         for number in self._reported.keys() - ids:
@@ -483,7 +487,7 @@ class HostedInstances:
             )
             self._reported[number] = (word, now)
             if not is_wanted and number in self._running:
-                self._running[number].let_go()
+                self._running[number].drain()
 
     def _memory(self, number: int) -> InstanceMemory:
         """Return the memory of an instance; unknown without a process."""
@@ -492,11 +496,11 @@ class HostedInstances:
             return InstanceMemory(None, None)
         return instance_memory(running.pid)
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """End all instances, each with its drain; doors learn of it first."""
         if await self._say_that_they_go():
             await asyncio.sleep(_FOLLOW_S)
-        await asyncio.gather(*(one.end() for one in self._running.values()))
+        await asyncio.gather(*(one.stop() for one in self._running.values()))
         self._packages.close()
 
     async def _say_that_they_go(self) -> bool:

@@ -100,7 +100,7 @@ class ChildProcess:
                 start_new_session=True,
             )
         except OSError:
-            self._hear_no_more()
+            self._close_pipe()
             raise
         finally:
             os.close(child_fd)
@@ -109,21 +109,21 @@ class ChildProcess:
         self._reading = asyncio.create_task(self._read(self._process.stderr))
 
     @property
-    def word(self) -> str | None:
+    def ready_message(self) -> str | None:
         """Its announcement; "" if none will come, None if none has come yet."""
         if self._ready_fd is not None:
             with contextlib.suppress(BlockingIOError):
                 # The line has come, or the pipe was closed: there is nothing more to read.
                 self._word = os.read(self._ready_fd, _WORD_BYTES_MAX).decode().strip()
-                self._hear_no_more()
+                self._close_pipe()
         return self._word
 
-    def _hear_no_more(self) -> None:
+    def _close_pipe(self) -> None:
         if self._ready_fd is not None:
             os.close(self._ready_fd)
             self._ready_fd = None
 
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         """Ask it to finish the work it has begun and return the rest."""
         self.asked_at = asyncio.get_running_loop().time()
         with contextlib.suppress(ProcessLookupError):
@@ -139,7 +139,7 @@ class ChildProcess:
         """Wait until it has ended and its last lines have been read."""
         if self._process is not None:
             await exit_code_of(self._process)
-        self._hear_no_more()
+        self._close_pipe()
         if self._reading is not None:
             await asyncio.wait({self._reading}, timeout=_REST_S)
             self._reading.cancel()
@@ -158,7 +158,7 @@ class ChildProcess:
         return True
 
     @property
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """Its last error if it reported one, else the last line that is not about normal work."""
         errors = [line for line in self._lines if line.startswith("tidegate: ")]
         if errors:
@@ -166,14 +166,14 @@ class ChildProcess:
         return self._lines[-1][:_TOLD_MAX] if self._lines else "it said nothing"
 
     @property
-    def how_it_ended(self) -> str:
+    def exit_text(self) -> str:
         code = self.exit_code
         if code is None or code >= 0:
-            return f"ended with code {code}: {self.last_words}"
+            return f"ended with code {code}: {self.last_output}"
         how = f"was ended by signal {-code}"
         with contextlib.suppress(ValueError):
             how += f" ({signal.Signals(-code).name})"
-        return f"{how}: {self.last_words}" if self._lines else how
+        return f"{how}: {self.last_output}" if self._lines else how
 
     async def _read(self, stream: asyncio.StreamReader) -> None:
         """Copy its output to our stderr, and keep the last lines."""
@@ -208,7 +208,7 @@ class ReadyPipe:
         descriptor = os.environ.pop(READY_VARIABLE, None)
         self._descriptor = None if descriptor is None else int(descriptor)
 
-    def tell(self, text: str) -> bool:
+    def report(self, text: str) -> bool:
         """Send the line once; return False if the parent does not listen, or no longer."""
         if self._descriptor is None:
             return False

@@ -577,7 +577,7 @@ class WorkerProcess(ChildProcess):
     @property
     def has_imported(self) -> bool:
         """Whether the user's module has been imported, or its import will not be announced."""
-        return self.word is not None
+        return self.ready_message is not None
 
 
 # The worker processes of one replica: the wanted number, restarted when they die.
@@ -631,7 +631,7 @@ class ReplicaWorkers:
         await self._bury(now)
         working = self._working
         if len(working) > wanted:
-            self._let_go(working, len(working) - wanted, busy)
+            self._release(working, len(working) - wanted, busy)
         elif len(working) < wanted and self._backoff.is_due(now):
             for _ in range(wanted - len(working)):
                 await self._start(node, now)
@@ -640,10 +640,10 @@ class ReplicaWorkers:
             self.trouble = ""
         self._notice_late(now)
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """End all workers, each with its drain; kill those that take too long."""
         for worker in self._working:
-            worker.ask_to_end()
+            worker.terminate()
         if not self._workers:
             return
         ending = [asyncio.create_task(worker.wait()) for worker in self._workers]
@@ -668,7 +668,7 @@ class ReplicaWorkers:
         self._workers.append(worker)
         log.info("worker started", extra={**self._where, "pid": worker.pid})
 
-    def _let_go(self, working: list[WorkerProcess], count: int, busy: Mapping[int, int]) -> None:
+    def _release(self, working: list[WorkerProcess], count: int, busy: Mapping[int, int]) -> None:
         # One at a time: messages that the first returns may go to the next one.
         if any(worker.asked_at is not None for worker in self._workers):
             return
@@ -684,7 +684,7 @@ class ReplicaWorkers:
             },
         )
         crash_point("before-worker-told")
-        idlest.ask_to_end()
+        idlest.terminate()
         crash_point("after-worker-told")
 
     async def _bury(self, now: float) -> None:
@@ -709,14 +709,14 @@ class ReplicaWorkers:
         if not self._is_young(worker, now):
             self._backoff.succeeded()
         wait_s = self._backoff.failed(now)
-        self.trouble = f"{self.replica}: worker {self.target} {worker.how_it_ended}"
+        self.trouble = f"{self.replica}: worker {self.target} {worker.exit_text}"
         log.error(
             "a worker died and is started again",
             extra={
                 **self._where,
                 "code": worker.exit_code,
                 "in_s": round(wait_s, 1),
-                "said": worker.last_words,
+                "said": worker.last_output,
             },
         )
 

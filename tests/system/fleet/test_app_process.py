@@ -58,7 +58,7 @@ async def test_it_is_ready_when_it_answers_and_answers_what_it_has_before_it_end
 
     slow = asyncio.create_task(body_of(address, "/slow"))
     await eventually_async((tmp_path / "begun").exists)
-    shop.ask_to_end()
+    shop.terminate()
     await eventually_async(lambda: _is_refused(address), "it still takes connections")
     (tmp_path / "go").touch()
 
