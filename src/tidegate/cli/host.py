@@ -71,7 +71,7 @@ from tidegate.cli.settings import load_settings
 from tidegate.cli.wiring import LocalCluster, StoreOption, ask_store, named_stores, open_store
 from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
 from tidegate.core.services import PROBE_HEADER, probe_mark
-from tidegate.fleet.processes import DoorProcess
+from tidegate.fleet.processes import SupervisedProcess, door_spec
 from tidegate.storage.postgres_server import mark_data_folder
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def host(
         return
     with _log_file(folder, verbose) as log_file, terminated_like_interrupted():
         house = None if running else LocalCluster(settings, folder, log_file=log_file)
-        fronts: list[DoorProcess] = []
+        fronts: list[SupervisedProcess] = []
         try:
             urls = running
             if house is not None:
@@ -187,20 +187,23 @@ def host(
                     _print_line(f"the node takes a free port: another program has {usual_port}")
                 _print_line(f"node at {address}, data in {folder}")
             fronts += [
-                DoorProcess(
-                    *(urls, asked.spec.name),
-                    host=listen,
-                    port=one,
-                    engine=options.engine,
-                    trusted=trusted,
-                    config=config,
-                    log_file=log_file,
-                    drain_s=settings.fleet.drain_s,
-                    # The door records to the same lake as the nodes.
-                    environment={
-                        "TIDEGATE_STORE__DATA": str(folder.resolve()),
-                        "TIDEGATE_TELEMETRY__LAKE": settings.with_data(folder.resolve()).lake,
-                    },
+                SupervisedProcess(
+                    door_spec(
+                        urls,
+                        asked.spec.name,
+                        host=listen,
+                        port=one,
+                        engine=options.engine,
+                        trusted=trusted,
+                        drain_s=settings.fleet.drain_s,
+                        config=config,
+                        # The door records to the same lake as the nodes.
+                        environment={
+                            "TIDEGATE_STORE__DATA": str(folder.resolve()),
+                            "TIDEGATE_TELEMETRY__LAKE": settings.with_data(folder.resolve()).lake,
+                        },
+                        log_file=log_file,
+                    )
                 )
                 for one in ports
             ]
@@ -222,7 +225,7 @@ def host(
 async def _host(
     urls: Sequence[str],
     asked: ServiceRequest,
-    fronts: Sequence[DoorProcess],
+    fronts: Sequence[SupervisedProcess],
     house: LocalCluster | None,
 ) -> None:
     """Deploy the service, start the doors, and watch them until a signal comes."""
@@ -253,7 +256,7 @@ async def _host(
             if house is not None:
                 house.watch()
             for front in fronts:
-                if front.ensure_running():
+                if front.watch():
                     _print_line(f"the door at {front.address} had died, and is there again")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _POLL_S)

@@ -420,7 +420,7 @@ async def _run_machine(
     import logging
 
     from tidegate.fleet.machine import MachineOptions, MachineSupervisor
-    from tidegate.fleet.processes import NodeProcess
+    from tidegate.fleet.processes import SupervisedProcess, node_spec
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -430,7 +430,16 @@ async def _run_machine(
         return
     store = store_of(urls)
     await store.open()
-    node = NodeProcess(urls, 0, config, metrics_port=0, lake=settings.lake, machine_id=machine_id)
+    node = SupervisedProcess(
+        node_spec(
+            urls,
+            0,
+            config=config,
+            metrics_port=0,
+            machine_id=machine_id,
+            environment={"TIDEGATE_TELEMETRY__LAKE": settings.lake},
+        )
+    )
     options = MachineOptions(
         slots=slots,
         drain_s=settings.fleet.drain_s,

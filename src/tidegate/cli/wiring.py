@@ -21,7 +21,13 @@ from tidegate.core.runtime import cancel_and_wait
 from tidegate.core.text import redact_secrets
 from tidegate.core.topology import Provisioning, Scaling, format_scaling_keys
 from tidegate.fleet.process import become_keeper
-from tidegate.fleet.processes import INSTALL_COMMAND, ConsoleProcess, NodeProcess, is_installed
+from tidegate.fleet.processes import (
+    INSTALL_COMMAND,
+    SupervisedProcess,
+    console_spec,
+    is_installed,
+    node_spec,
+)
 
 if TYPE_CHECKING:
     from tidegate.agreements.document import Agreement
@@ -438,22 +444,23 @@ class LocalCluster:
         self._store_port = store_port
         self._log_file = log_file
         self._embedded: EmbeddedPostgres | None = None
-        self._nodes: list[NodeProcess] = []
+        self._nodes: list[SupervisedProcess] = []
         self._machines: ProcessProvider | None = None
-        self._console: ConsoleProcess | None = None
+        self._console: SupervisedProcess | None = None
         # Set while the store runs.
         self.store_urls: list[str] = []
 
     @property
-    def _lake(self) -> str:
-        """The location for recording, in the data folder rather than the nodes' working folder."""
-        return self._settings.telemetry.lake or str(self._data.expanduser().resolve() / "lake")
-
-    @property
-    def _knowledge(self) -> str:
-        """The folder of learned models, in the data folder for the same reason."""
-        chosen = self._settings.pipeline.knowledge
-        return chosen or str(self._data.expanduser().resolve() / "knowledge")
+    def _places(self) -> dict[str, str]:
+        """The environment with the places of data: in the data folder, not the working folder."""
+        data = self._data.expanduser().resolve()
+        return {
+            "TIDEGATE_STORE__DATA": str(data),
+            "TIDEGATE_TELEMETRY__LAKE": self._settings.telemetry.lake or str(data / "lake"),
+            "TIDEGATE_PIPELINE__KNOWLEDGE": (
+                self._settings.pipeline.knowledge or str(data / "knowledge")
+            ),
+        }
 
     @property
     def addresses(self) -> list[str]:
@@ -461,7 +468,7 @@ class LocalCluster:
 
     @property
     def metrics_addresses(self) -> list[str]:
-        return [node.metrics_address for node in self._nodes if node.metrics_address]
+        return [one for node in self._nodes for one in node.addresses[1:]]
 
     @property
     def console_address(self) -> str:
@@ -505,16 +512,16 @@ class LocalCluster:
             port = first_port + index if first_port else 0
             metrics_port = first_metrics_port + index if first_metrics_port else first_metrics_port
             self._nodes.append(
-                NodeProcess(
-                    urls,
-                    port,
-                    config,
-                    self._log_file,
-                    metrics_port,
-                    self._lake,
-                    knowledge=self._knowledge,
-                    data=str(self._data.expanduser().resolve()),
-                    is_derived=is_derived,
+                SupervisedProcess(
+                    node_spec(
+                        urls,
+                        port,
+                        config=config,
+                        metrics_port=metrics_port,
+                        is_derived=is_derived,
+                        environment=self._places,
+                        log_file=self._log_file,
+                    )
                 )
             )
         for node in self._nodes:
@@ -533,24 +540,22 @@ class LocalCluster:
         chosen = self._settings.console
         derived = first_port + CONSOLE_PORT_OFFSET if first_port else 0
         port = chosen.port if chosen.port is not None else derived if derived < 2**16 else 0
-        process = ConsoleProcess(
-            self.addresses,
-            self.store_urls,
-            host=chosen.host,
-            port=port,
-            is_derived=chosen.port is None,
-            config=config,
-            log_file=self._log_file,
-            environment={
-                "TIDEGATE_STORE__DATA": str(self._data.expanduser().resolve()),
-                "TIDEGATE_PIPELINE__KNOWLEDGE": self._knowledge,
-            },
+        self._console = SupervisedProcess(
+            console_spec(
+                self.addresses,
+                self.store_urls,
+                host=chosen.host,
+                port=port,
+                is_derived=chosen.port is None,
+                config=config,
+                environment=self._places,
+                log_file=self._log_file,
+            )
         )
-        process.start()
-        self._console = process
+        self._console.watch()
 
     def watch(self) -> str | None:
-        """Restart processes that died; return the console's address when it starts to serve."""
+        """Restart processes that died; return the console's address when it begins to serve."""
         try:
             if self._embedded is not None and self._embedded.ensure_running():
                 log.error("PostgreSQL had died and was started again")
@@ -559,8 +564,9 @@ class LocalCluster:
             log.error("PostgreSQL did not come back yet: %s", failure)
             return None
         for node in self._nodes:
-            node.ensure_running()
-        return None if self._console is None else self._console.watch()
+            node.watch()
+        begins = self._console is not None and self._console.watch()
+        return self.console_address if begins else None
 
     def _machines_here(self, urls: list[str], config: Path | None) -> ProcessProvider | None:
         """Return the provider of machines on this computer; None if the machines run elsewhere."""
