@@ -161,10 +161,10 @@ def alerts_problems(alerts: dict[str, Any]) -> list[str]:
     if (webhook := alerts.get("webhook")) is None:
         return []
     # Imported here: each command reads settings, and few of them have a webhook.
-    from tidegate.control.services.measurement import address_of
+    from tidegate.control.services.measurement import checked_url
 
     try:
-        address_of(webhook)
+        checked_url(webhook)
     except InvalidValue as wrong:
         return [f"alerts.webhook: {redact_secrets(str(wrong))}"]
     return []
