@@ -392,8 +392,8 @@ def test_commands_that_do_not_say_which_machine_are_refused(file: Path) -> None:
     assert complaints(file, text) == [
         f"{file}: fleet.lost = '0s': must be a duration: a number and one of us, ms, s, m, h, d, "
         "such as 250ms or 30s, from 100ms to 1h",
-        f"{file}: fleet.boot = 'start --slots {{slots}}': {{id}} is missing: without it the command "
-        "does not know which machine it boots",
+        f"{file}: fleet.boot = 'start --slots {{slots}}': {{id}} is missing: without it the "
+        "command does not know which machine it boots",
         f"{file}: "
         f"fleet.halt = 'stop everything': {{id}} is missing: without it the command does not know "
         "which machine it ends",
