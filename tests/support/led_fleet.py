@@ -78,7 +78,7 @@ class FleetUnderTest:
         self.epoch = epoch
 
     async def stop(self) -> None:
-        await self.fleet.stand_down()
+        await self.fleet.reset()
         for provider in self._providers:
             for machine in await provider.list():
                 await provider.halt(machine.machine_id)

@@ -35,7 +35,7 @@ class LedHosting(FleetUnderTest):
             self.store,
             self.fleet,
             Provisioner(),
-            NativeActuator(self.store, self.node.neighbours.ask),
+            NativeActuator(self.store, self.node.node_clients.request),
             Journal(self.store, None, time.time),
             AcceptedModels(None),
         )

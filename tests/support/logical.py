@@ -99,7 +99,7 @@ class Leader(Orders):
         """Whoever leads; the queue is an alias from here on."""
         if scaling is not None:
             assert await node.store.set_scaling(queue_id, scaling)
-            await node.aliases.look()
+            await node.aliases.poll()
         for member in sorted(m.member_id for m in await node.store.members() if m.alive):
             epoch = await node.store.lead(member)
             if epoch is not None:
@@ -131,7 +131,7 @@ class Talker:
         talker = cls()
         host, port = parse_url(node.address)[0]
         talker.link = await Transport.open(host, port, talker._push, lambda _: None, LIMIT_S)
-        await talker.link.ask(RegisterClient(name, ClientMode.ADMIN))
+        await talker.link.request(RegisterClient(name, ClientMode.ADMIN))
         return talker
 
     def _push(self, packet: Packet, body: memoryview) -> None:
@@ -139,7 +139,7 @@ class Talker:
         self._came.set()
 
     async def ask(self, packet: Request, body: bytes | None = None) -> Packet:
-        return (await self.link.ask(packet, None if body is None else [body])).packet
+        return (await self.link.request(packet, None if body is None else [body])).packet
 
     async def join(self, queue_id: int, role: MemberRole, **settings: object) -> JoinResponse:
         answer = await self.ask(Join(queue_id, role, **settings))  # type: ignore[arg-type]
@@ -206,7 +206,9 @@ class Scene:
 
     async def read(self, place: ReplicaInfo) -> tuple[bytes, bool] | None:
         try:
-            answered = await while_moving(lambda: self.talker.link.ask(ReadMessage(place.queue_id)))
+            answered = await while_moving(
+                lambda: self.talker.link.request(ReadMessage(place.queue_id))
+            )
         except Notice:
             return None
         assert isinstance(answered.packet, ReadMessageResponse)
@@ -220,5 +222,5 @@ class Scene:
         return found
 
     async def look(self) -> None:
-        await self.here.aliases.look(again=True)
-        await self.there.aliases.look(again=True)
+        await self.here.aliases.poll(again=True)
+        await self.there.aliases.poll(again=True)

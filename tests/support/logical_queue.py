@@ -72,7 +72,7 @@ class LogicalQueue(Orders):
     async def look(self) -> None:
         for node in self.nodes:
             if not node.stopping:
-                await node.aliases.look(again=True)
+                await node.aliases.poll(again=True)
 
     def replica(self, queue_id: int) -> Node | None:
         return next((node for node in self.nodes if queue_id in node.replicas), None)

@@ -19,8 +19,8 @@ async def steered(node: Node, **settings: Any) -> AsyncIterator[ControlLoops]:
     steering = ControlLoops(
         node.store,
         lambda: node.member_id,
-        NativeSensor(node.store.members, node.neighbours.asked),
-        NativeActuator(node.store, node.neighbours.ask),
+        NativeSensor(node.store.members, node.node_clients.request_with_body),
+        NativeActuator(node.store, node.node_clients.request),
         clock=node.clock,
         **settings,
     )

@@ -24,8 +24,8 @@ class SimulatedConsumer:
     is_starved: Callable[[int], bool] = lambda _: False
     seed: int = 1
     prefetch: int = 10
-    says: str = "a simulated consumer"
-    leaves: str = "nothing of a simulated consumer"
+    description: str = "a simulated consumer"
+    restored_text: str = "nothing of a simulated consumer"
     feeds_itself: bool = False
     rate_per_s: float = 0.0
     prefetches: list[int] = field(default_factory=list)

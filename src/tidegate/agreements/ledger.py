@@ -8,7 +8,7 @@ Theory of operation
 The ledger has no clock. Its owner, a control loop or the simulation, passes in time and samples:
 
 1. `set_clock` gives the clock that stamps the samples. Call it before each sample.
-2. `take` adds a sample to its window, and closes the windows that end before the sample.
+2. `add_sample` adds a sample to its window, and closes the windows that end before the sample.
 3. `advance` closes windows when no sample comes.
 
 A window closes when time is `lateness_s` past its end. Closing it does three things. It judges the
@@ -25,7 +25,7 @@ Invariants and failures:
   clock reached that time again.
 - The ledger is not persistent. After each window the owner stores the history and the verdicts of
   the promises (`StoredAgreementStatus`). The next leader passes the history to the constructor and
-  the verdicts to `go_on`. A change of leader thus neither restores budget nor repeats an alert.
+  the verdicts to `resume`. A change of leader thus neither restores budget nor repeats an alert.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class AgreementLedger:
         self._closed_until_s = min(self._closed_until_s, next_s)
         self.history.forget_after(next_s)
 
-    def take(self, sample: AgreementSample) -> list[LedgerEntry]:
+    def add_sample(self, sample: AgreementSample) -> list[LedgerEntry]:
         """Add a sample, and return an entry for each window that it closes, in time order.
 
         A sample of a closed window is counted and ignored. A sample without a finite time is
@@ -145,18 +145,18 @@ class AgreementLedger:
         begins_s = max(self._open)
         return judge_window(self._agreement, begins_s, self._open[begins_s])
 
-    def go_on(self, verdicts: Mapping[str, Verdict]) -> None:
+    def resume(self, verdicts: Mapping[str, Verdict]) -> None:
         """Take over the verdicts of a previous owner, so that no violation begins twice."""
-        self._violations.go_on(verdicts)
+        self._violations.resume(verdicts)
 
     def _close(self, begins_s: float) -> LedgerEntry:
         window = judge_window(self._agreement, begins_s, self._open.pop(begins_s))
         self._closed_until_s = window.ends_s
         return LedgerEntry(
             window=window,
-            events=self._violations.take(window),
-            standing=self.history.take(self._agreement, window.ends_s, window.verdict),
-            stands=self._violations.stands,
+            events=self._violations.add_window(window),
+            standing=self.history.add_window(self._agreement, window.ends_s, window.verdict),
+            stands=self._violations.last_verdicts,
         )
 
 
@@ -206,7 +206,7 @@ class AgreementHistory(msgspec.Struct):
         """Return an empty history."""
         return AgreementHistory(terms_of(agreement), {}, {})
 
-    def take(self, agreement: Agreement, end_s: float, verdict: Verdict) -> AgreementStatus:
+    def add_window(self, agreement: Agreement, end_s: float, verdict: Verdict) -> AgreementStatus:
         """Count the verdict of the window that ends at `end_s`, and return the status after it."""
         # A window belongs to the minute and hour in which it ends.
         minute, hour = int(-(-end_s // _MINUTE_S)), int(-(-end_s // _HOUR_S))
@@ -455,7 +455,7 @@ class Violations:
         self._agreement = agreement
         self._ways = {metric.name: _Way() for metric in agreement.metrics}
 
-    def take(self, window: WindowVerdict) -> list[TransitionEvent]:
+    def add_window(self, window: WindowVerdict) -> list[TransitionEvent]:
         """Return the transitions that the next window causes."""
         events = []
         for finding in window.findings:
@@ -464,14 +464,14 @@ class Violations:
                 events.append(event)
         return events
 
-    def go_on(self, verdicts: Mapping[str, Verdict]) -> None:
+    def resume(self, verdicts: Mapping[str, Verdict]) -> None:
         """Set the verdicts of promises before the first window."""
         for metric, verdict in verdicts.items():
             if metric in self._ways:
                 self._ways[metric].verdict = verdict
 
     @property
-    def stands(self) -> dict[str, Verdict]:
+    def last_verdicts(self) -> dict[str, Verdict]:
         """The verdict of each promise in its last window with data; met before the first."""
         return {metric: way.verdict for metric, way in self._ways.items()}
 

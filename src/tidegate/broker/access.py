@@ -215,8 +215,8 @@ class Accounts:
         self._users: dict[str, User] = {}
         self._permissions: dict[str, Permissions] = {}
         self._version = -1
-        self._looking = asyncio.Lock()
-        self._next_look: asyncio.Task[None] | None = None
+        self._polling = asyncio.Lock()
+        self._next_poll: asyncio.Task[None] | None = None
         self._secret = b""
         self._node_keys = PasswordKeys(b"", b"", b"", 0)
 
@@ -245,13 +245,13 @@ class Accounts:
         counter before the change. A thousand concurrent logins therefore cause two refreshes at
         most.
         """
-        if self._next_look is None:
-            self._next_look = asyncio.create_task(self._look())
-        await asyncio.shield(self._next_look)
+        if self._next_poll is None:
+            self._next_poll = asyncio.create_task(self._poll())
+        await asyncio.shield(self._next_poll)
 
-    async def _look(self) -> None:
-        async with self._looking:
-            self._next_look = None
+    async def _poll(self) -> None:
+        async with self._polling:
+            self._next_poll = None
             version = await self._store.users_version()
             if version == self._version:
                 return
@@ -348,7 +348,7 @@ async def prove(session: Session, packet: Prove, event: ReceivedPacket) -> None:
     except NotAuthenticated:
         log.warning("login refused", extra={"user": login.user, "address": session.address})
         await asyncio.sleep(_AFTER_FAILURE_S)
-        session.end(NotAuthenticated(WRONG_CREDENTIALS), event.packet_id)
+        session.close_with_error(NotAuthenticated(WRONG_CREDENTIALS), event.packet_id)
         return
     session.logged_in(accounts.guard_of(login.user))
     session.answer(ProveResponse(signature), event.packet_id)
@@ -361,5 +361,5 @@ async def act_for(session: Session, packet: ActFor, event: ReceivedPacket) -> No
     accounts = session.node.accounts
     # The other node may have read a new user before this one.
     await accounts.refresh()
-    session.guard = accounts.guard_acting_for(packet.user)
+    session.authorizer = accounts.guard_acting_for(packet.user)
     session.answer(Success(), event.packet_id)

@@ -31,21 +31,21 @@ class ReplicaContext:
     """
 
     __slots__ = (
+        "assignments",
         "budget",
         "clock",
+        "dead_letter",
         "epoch",
         "fence",
         "fenced",
-        "give_up",
-        "homes",
         "info",
         "limits",
-        "made_room",
         "may_deliver",
         "meters",
-        "pace",
+        "on_space_freed",
         "producers",
         "queue",
+        "rate_limiter",
         "spans_stores",
         "store",
         "watch",
@@ -75,20 +75,20 @@ class ReplicaContext:
         # Producers that have put since the recorder last asked; None: not recorded.
         self.producers: set[int] | None = None
         # Of a logical queue: the number of the assigned replica of each slot. None: not known.
-        self.homes: Sequence[int] | None = None
+        self.assignments: Sequence[int] | None = None
         # Whether the replicas of the logical queue are in more than one store.
         self.spans_stores = False
         # Limits the delivery rate; None: no limit.
-        self.pace: RateLimiter | None = None
+        self.rate_limiter: RateLimiter | None = None
         # Messages whose lifecycle is recorded; None: none.
         self.watch: LifecycleRecorder | None = None
         self.fenced = False
         # Set by the replica: drops the replica after the store has refused its epoch.
         self.fence: Callable[[TidegateError], None] = lambda error: None
         # Set by the replica: moves messages to the dead letters, for a reason.
-        self.give_up: Callable[[list[Span], DeathReason, str | None], None]
+        self.dead_letter: Callable[[list[Span], DeathReason, str | None], None]
         # Set by the replica: called when messages have left, since puts may wait for a queue limit.
-        self.made_room: Callable[[], None] = lambda: None
+        self.on_space_freed: Callable[[], None] = lambda: None
         self.set_policy(info.policy)
 
     def set_policy(self, policy: QueuePolicy) -> None:
@@ -188,10 +188,10 @@ class RateLimiter:
 class RateGate:
     """Applies the rate limit of one replica and calls `may_go` when a message may be delivered."""
 
-    __slots__ = ("_alarm", "_holding", "_may_go")
+    __slots__ = ("_alarm", "_context", "_may_go")
 
-    def __init__(self, holding: ReplicaContext, may_go: Callable[[], None]) -> None:
-        self._holding = holding
+    def __init__(self, context: ReplicaContext, may_go: Callable[[], None]) -> None:
+        self._context = context
         self._may_go = may_go
         # Fires when the limit allows the next message; None: not set.
         self._alarm: asyncio.TimerHandle | None = None
@@ -201,14 +201,14 @@ class RateGate:
 
         If none may, a timer calls `may_go` as soon as one may.
         """
-        allowed = pace.allowed(self._holding.clock.monotonic())
+        allowed = pace.allowed(self._context.clock.monotonic())
         if not allowed and self._alarm is None:
             self._alarm = asyncio.get_running_loop().call_later(pace.wait_s, self._ring)
         return allowed
 
     def _ring(self) -> None:
         self._alarm = None
-        if not self._holding.fenced:
+        if not self._context.fenced:
             self._may_go()
 
 
@@ -243,20 +243,20 @@ def make_run(span: Span, tag: int) -> Run:
     )
 
 
-def make_counted_run(holding: ReplicaContext, lease: Lease) -> Run:
+def make_counted_run(context: ReplicaContext, lease: Lease) -> Run:
     """Return a leased span as a run, and count its delivery."""
     span = lease.span
     segment = span.segment
-    meters = holding.meters
+    meters = context.meters
     meters.delivered.add(len(span))
-    watch = holding.watch
+    watch = context.watch
     if watch is not None and segment.first_id in watch.segments:
         watch.delivered(span, lease.granted_at)
     if segment.reloaded or segment.attempts is not None:
         meters.redelivered.add(len(span))
     else:
         # A requested delay is no wait.
-        waited_s = holding.clock.wall() - (segment.due_at or segment.arrived_at)
+        waited_s = context.clock.wall() - (segment.due_at or segment.arrived_at)
         meters.wait.add(max(waited_s, 0.0), len(span))
     return make_run(span, lease.tag)
 

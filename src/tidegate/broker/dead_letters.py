@@ -94,24 +94,24 @@ class DeadLetterMover:
 
     # Giving up
 
-    def give_up(
+    def dead_letter(
         self, source: Replica, spans: list[Span], reason: DeathReason, error: str | None
     ) -> None:
         """Move messages, already taken out of `source`, to its dead letters.
 
         Without a dead letter queue they are dropped, as the policy declares.
         """
-        if source.info.policy.dead_letter_queue(source.holding.logical_name) is None:
+        if source.info.policy.dead_letter_queue(source.context.logical_name) is None:
             # There is no place for them, by declared policy.
             source.meters.dropped.add(sum(map(len, spans)))
-            source.departures.drop(spans)
+            source.outgoing.drop(spans)
             return
         is_new = source not in self._given_up
         waiting = self._given_up.setdefault(source, deque())
         now = self._node.clock.wall()
         circling: list[Span] = []
         for span in spans:
-            for letter in _dead(span, source.holding.logical_name, reason, error, now):
+            for letter in _dead(span, source.context.logical_name, reason, error, now):
                 if _is_circling(letter.attributes.deaths or []):
                     circling.append(letter.span)
                 else:
@@ -119,7 +119,7 @@ class DeadLetterMover:
         if circling:
             log.warning("dropped, since dead letters of %s come back to it", source.info.name)
             source.meters.dropped.add(len(circling))
-            source.departures.drop(circling)
+            source.outgoing.drop(circling)
         if is_new:
             mover = asyncio.create_task(self._bury_all(source, waiting), name="bury")
             self._movers.add(mover)
@@ -134,11 +134,11 @@ class DeadLetterMover:
 
     async def _bury(self, source: Replica, letters: list[DeadLetter]) -> None:
         backoff_s = _BACKOFF_FIRST_S
-        default = source.holding.logical_name + DEAD_SUFFIX
+        default = source.context.logical_name + DEAD_SUFFIX
         while not source.fenced:
             # The policy may have changed since. What was given up under the old one is kept all the
             # same.
-            grave = source.info.policy.dead_letter_queue(source.holding.logical_name) or default
+            grave = source.info.policy.dead_letter_queue(source.context.logical_name) or default
             try:
                 target = await self._open(grave)
                 if source.info.durable and not target.info.durable:
@@ -157,7 +157,7 @@ class DeadLetterMover:
                 backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
             except Exception:
                 log.exception("dead letters of %s cannot be moved", source.info.name)
-                source.departures.stay([letter.span for letter in letters])
+                source.outgoing.stay([letter.span for letter in letters])
                 return
             else:
                 source.meters.dead_lettered.add(len(letters))
@@ -196,7 +196,7 @@ class DeadLetterMover:
         count = 0
         try:
             while left > 0 and not source.fenced:
-                spans = source.departures.take_ready(min(MOVE_COUNT_MAX, left))
+                spans = source.outgoing.take_ready(min(MOVE_COUNT_MAX, left))
                 if not spans and not await source.dispatch.tail.more():
                     break
                 chosen, others = _selected(spans, wanted, packet.reason)
@@ -211,7 +211,7 @@ class DeadLetterMover:
             went = "1 message went" if count == 1 else f"{count} messages went"
             raise IoFailure(f"{failure}; {went} back before") from None
         finally:
-            source.departures.stay(put_aside)
+            source.outgoing.stay(put_aside)
         return count
 
     async def _send_back(
@@ -248,7 +248,7 @@ class DeadLetterMover:
                 yield len(waiting.pop(name))
         finally:
             left = [span for spans in waiting.values() for span in spans]
-            source.departures.stay([*nowhere, *left])
+            source.outgoing.stay([*nowhere, *left])
 
     # The move itself
 
@@ -256,7 +256,7 @@ class DeadLetterMover:
         self, source: Replica, target: Replica, letters: list[DeadLetter], outcome: str
     ) -> None:
         spans = [letter.span for letter in letters]
-        settlement = source.departures.settlement_of(spans)
+        settlement = source.outgoing.settlement_of(spans)
         if settlement is not None and not target.info.durable:
             raise InvalidValue(
                 f"queue {target.info.title} is transient: a durable message cannot go there"
@@ -275,9 +275,9 @@ class DeadLetterMover:
                 target.intake.arrivals.not_coming(segment.first_id)
             raise
         crash_point("after-move")
-        source.departures.left(spans, settlement, outcome)
+        source.outgoing.on_left(spans, settlement, outcome)
         for segment in segments:
-            target.intake.arrivals.came(segment)
+            target.intake.arrivals.on_stored(segment)
 
     async def _copy(self, source: Replica, target: Replica, letters: list[DeadLetter]) -> None:
         """Copy letters to a queue in another store, then settle them here.
@@ -287,7 +287,9 @@ class DeadLetterMover:
         again, and the target recognizes it.
         """
         producer = -source.info.queue_id
-        new = [each for each in letters if not target.intake.knows(producer, each.span.first_id)]
+        new = [
+            each for each in letters if not target.intake.is_stored(producer, each.span.first_id)
+        ]
         now = self._node.clock.wall()
         writes: list[Write] = []
         try:
@@ -312,8 +314,8 @@ class DeadLetterMover:
         for write in writes:
             for number in write.batches:
                 target.intake.remember(producer, number)
-            target.intake.arrivals.came(write.segment)
-        source.departures.drop([letter.span for letter in letters], DEAD)
+            target.intake.arrivals.on_stored(write.segment)
+        source.outgoing.drop([letter.span for letter in letters], DEAD)
 
 
 def _is_circling(deaths: list[Death]) -> bool:

@@ -64,7 +64,7 @@ class DedupWindow:
             self._seen.pop(dedup_id, None)
             self._seen[dedup_id] = now
 
-    def forget(self, now: float, window_s: float) -> None:
+    def expire(self, now: float, window_s: float) -> None:
         """Remove ids that are older than the window."""
         seen = self._seen
         while seen:
@@ -77,10 +77,10 @@ class DedupWindow:
 class Deduplication:
     """The dedup ids of one replica."""
 
-    __slots__ = ("_decided", "_holding", "stored", "under_way")
+    __slots__ = ("_context", "_decided", "stored", "under_way")
 
-    def __init__(self, holding: ReplicaContext, decided: Callable[[], None]) -> None:
-        self._holding = holding
+    def __init__(self, context: ReplicaContext, decided: Callable[[], None]) -> None:
+        self._context = context
         # Called when the result of ids under way is known.
         self._decided = decided
         self.stored = DedupWindow()
@@ -89,14 +89,14 @@ class Deduplication:
 
     async def learn(self) -> None:
         """Read the ids that were stored within the window, by this replica or by former ones."""
-        holding = self._holding
-        ages_s = await holding.store.dedup_ids(holding.info.queue_id, holding.policy.dedup_window_s)
-        self.stored.load(ages_s, holding.clock.monotonic())
+        context = self._context
+        ages_s = await context.store.dedup_ids(context.info.queue_id, context.policy.dedup_window_s)
+        self.stored.load(ages_s, context.clock.monotonic())
 
-    def forget(self) -> None:
+    def expire(self) -> None:
         """Remove ids that were stored before the window."""
-        holding = self._holding
-        self.stored.forget(holding.clock.monotonic(), holding.policy.dedup_window_s)
+        context = self._context
+        self.stored.expire(context.clock.monotonic(), context.policy.dedup_window_s)
 
     def duplicates(
         self, attributes: Sequence[Attributes | None] | None, seen: set[str]
@@ -105,8 +105,8 @@ class Deduplication:
 
         Adds all ids to `seen`. Raises `Unavailable` if an id is under way.
         """
-        holding = self._holding
-        monotonic, window_s = holding.clock.monotonic(), holding.policy.dedup_window_s
+        context = self._context
+        monotonic, window_s = context.clock.monotonic(), context.policy.dedup_window_s
         found: set[int] = set()
         for offset, each in enumerate(attributes or ()):
             dedup_id = None if each is None else each.dedup_id
@@ -117,7 +117,7 @@ class Deduplication:
             if dedup_id in seen or self.stored.has(dedup_id, monotonic, window_s):
                 found.add(offset)
             seen.add(dedup_id)
-        holding.meters.deduplicated.add(len(found))
+        context.meters.deduplicated.add(len(found))
         return found
 
     def settled(self, dedup_ids: Iterable[str]) -> None:
@@ -238,7 +238,7 @@ class ProducerMarks:
         mark.seen_at = now
         mark.add(batch)
 
-    def forget(self, before: float) -> None:
+    def expire(self, before: float) -> None:
         """Remove producers that have been silent since `before`."""
         self._marks = {p: mark for p, mark in self._marks.items() if mark.seen_at >= before}
 

@@ -75,19 +75,19 @@ class Dispatch:
 
     def __init__(
         self,
-        holding: ReplicaContext,
+        context: ReplicaContext,
         settling: Settling,
         known: Callable[[list[Segment]], list[Segment]],
     ) -> None:
-        self._holding = holding
+        self._context = context
         self._settling = settling
-        self.tail = SpillReader(holding, lambda: self.serve(None), known)
-        self.later = DelayedReader(holding, self.serve_all, known)
-        self.giving_up = MessageExpiry(holding, settling)
-        self.holders = LeaseHolders(holding)
-        self._gate = RateGate(holding, self.serve_all)
+        self.tail = SpillReader(context, lambda: self.serve(None), known)
+        self.later = DelayedReader(context, self.serve_all, known)
+        self.giving_up = MessageExpiry(context, settling)
+        self.holders = LeaseHolders(context)
+        self._gate = RateGate(context, self.serve_all)
         self.readers = PendingReads(
-            holding, settling, self.giving_up, self.tail, self._gate, self.dispatch
+            context, settling, self.giving_up, self.tail, self._gate, self.dispatch
         )
 
     @property
@@ -148,7 +148,7 @@ class Dispatch:
         delivery.
         """
         holder.asked = prefetch
-        if holder.trial is not None and holder.control is None and prefetch:
+        if holder.experiment is not None and holder.control is None and prefetch:
             return  # It applies when the experiment is over
         if holder.control is None or not prefetch:
             holder.prefetch = prefetch
@@ -157,7 +157,7 @@ class Dispatch:
             holder.limit = prefetch
             holder.prefetch = min(holder.prefetch, prefetch)
 
-    def steer(self, changes: Iterable[tuple[Consumer, int]]) -> None:
+    def set_prefetches(self, changes: Iterable[tuple[Consumer, int]]) -> None:
         """Set the prefetch of many consumers, for a control loop."""
         has_more = False
         for consumer, prefetch in changes:
@@ -167,7 +167,7 @@ class Dispatch:
                 prefetch = min(prefetch, consumer.limit)
             has_more |= prefetch > consumer.prefetch
             consumer.prefetch = prefetch
-        if has_more and self._holding.queue.lanes.head_count:
+        if has_more and self._context.queue.lanes.head_count:
             self.dispatch()
 
     # Out
@@ -177,36 +177,36 @@ class Dispatch:
         if self.readers.waiting:
             self.readers.serve(receivers)
         holders = self.holders
-        if holders.turns or holders.addressees or self._holding.queue.turnstile.freed:
+        if holders.turns or holders.addressees or self._context.queue.group_gate.freed:
             self.dispatch()
 
     def spilled(self, segment: Segment) -> None:
         """Bring back a segment that was left in the store if a client waits for it here."""
         for receiver in set(segment.receivers or ()):
-            if self.readers.has_client(receiver) or self.holders.is_here(receiver):
+            if self.readers.has_client(receiver) or self.holders.can_push_to(receiver):
                 self.tail.search_for_receiver(receiver)
-        if self.readers.want(segment):
-            self._holding.queue.bring_back([segment], pulled=True)
+        if self.readers.has_match(segment):
+            self._context.queue.bring_back([segment], pulled=True)
             self.serve(None)
         self.tail.fill_head()
 
     def dispatch(self) -> None:
         """Deliver ready messages to all consumers with credit, in turns."""
-        turnstile = self._holding.queue.turnstile
+        group_gate = self._context.queue.group_gate
         self._share()
-        while turnstile.freed:
+        while group_gate.freed:
             # Delivery with immediate acknowledgement lets out the next message of a group. A read,
             # or a consumer that found nothing before, may wait for it.
-            turnstile.freed = False
+            group_gate.freed = False
             if self.readers.waiting:
                 self.readers.serve(None)
             self._share()
 
     def _share(self) -> None:
-        holding = self._holding
-        lanes = holding.queue.lanes
+        context = self._context
+        lanes = context.queue.lanes
         consumers = self.holders.turns
-        if not holding.may_deliver() or holding.policy.paused:
+        if not context.may_deliver() or context.policy.paused:
             return
         if self.holders.addressees and lanes.head_count:
             self._share_addressed()
@@ -217,14 +217,14 @@ class Dispatch:
             share = -(-lanes.head_count // len(consumers))
             idle = 0 if self._serve_some(consumer, share) else idle + 1
         self.tail.fill_head()
-        holding.made_room()
+        context.on_space_freed()
 
     def _share_addressed(self) -> None:
         """Deliver addressed messages to the consumers that take nothing else.
 
         The first consumer of a client gets as much as it can take, then the next one.
         """
-        lanes, tails = self._holding.queue.lanes, self._holding.queue.tails
+        lanes, tails = self._context.queue.lanes, self._context.queue.spilled
         for client_id, mine in list(self.holders.addressees.items()):
             if not lanes.has_addressed_to(client_id) and tails.unsearched_from(client_id) is None:
                 continue
@@ -234,32 +234,32 @@ class Dispatch:
 
     def _serve_some(self, consumer: Consumer, count: int) -> bool:
         """Deliver up to `count` messages to a consumer; return whether any were taken."""
-        holding = self._holding
+        context = self._context
         credit = consumer.credit()
-        if credit > 0 and holding.pace is not None:
-            credit = min(credit, self._gate.allowed(holding.pace))
+        if credit > 0 and context.rate_limiter is not None:
+            credit = min(credit, self._gate.allowed(context.rate_limiter))
         if credit <= 0:
             return False
-        spans = holding.queue.take(
+        spans = context.queue.take(
             min(credit, count, DELIVERY_COUNT_MAX),
-            consumer.outlet.client_id,
+            consumer.target.client_id,
             consumer.order,
-            holding.policy.ageing_s,
+            context.policy.ageing_s,
             mine_only=consumer.mine_only,
         )
         if not spans:
-            self.tail.search_for_receiver(consumer.outlet.client_id)
+            self.tail.search_for_receiver(consumer.target.client_id)
             return False
         spans = self.giving_up.living(spans)
         if spans:
             self._deliver(consumer, spans)
-            if holding.pace is not None:
-                holding.pace.spend(sum(map(len, spans)))
+            if context.rate_limiter is not None:
+                context.rate_limiter.spend(sum(map(len, spans)))
         return True
 
     def _deliver(self, consumer: Consumer, spans: list[Span]) -> None:
-        holding = self._holding
-        now = holding.clock.monotonic()
+        context = self._context
+        now = context.clock.monotonic()
         lease_s = consumer.lease_s
         runs: list[Run] = []
         bodies: list[memoryview | bytes] = []
@@ -267,16 +267,16 @@ class Dispatch:
         for span in spans:
             body = span.segment.body(span.low, span.high)
             if runs and body_bytes + len(body) > DELIVERY_BYTES_MAX:
-                consumer.outlet.deliver(consumer.consumer, runs, bodies)
+                consumer.target.deliver(consumer.consumer, runs, bodies)
                 runs, bodies, body_bytes = [], [], 0
             lease = consumer.book.grant(span, now, lease_s)
-            runs.append(make_counted_run(holding, lease))
+            runs.append(make_counted_run(context, lease))
             bodies.append(body)
             body_bytes += len(body)
             consumer.meters.delivered.add(len(span))
             if consumer.automatic:
                 self._settling.settle(consumer, [(lease.tag, lease.last_tag)])
-        consumer.outlet.deliver(consumer.consumer, runs, bodies)
+        consumer.target.deliver(consumer.consumer, runs, bodies)
 
     # Back
 
@@ -292,7 +292,7 @@ class Dispatch:
             self._settling.when_on_disk(lambda: confirm(lost))
         self.dispatch()
 
-    def give_back(self, holder: Consumer, ranges: Ranges, how: Return) -> int:
+    def return_messages(self, holder: Consumer, ranges: Ranges, how: Return) -> int:
         """Return messages to the queue; return how many tags were no longer held."""
         leases, lost = self._settling.take_back(holder, ranges)
         spans = [lease.span for lease in leases]
@@ -300,7 +300,7 @@ class Dispatch:
             # Redelivery is flagged even so: the client may have started after all.
             self._put_back(spans, MessageEvent.RETURNED)
         elif how.reject:
-            self.giving_up.give_up(spans, DeathReason.REJECTED, how.error)
+            self.giving_up.dead_letter(spans, DeathReason.REJECTED, how.error)
             self.dispatch()
         else:
             wait_s = None if how.delay_ms is None else how.delay_ms / 1e3
@@ -309,29 +309,29 @@ class Dispatch:
             )
         return lost
 
-    def pledge(self, holder: Consumer, ranges: Ranges) -> TransactionLeases | None:
+    def lease_to_transaction(self, holder: Consumer, ranges: Ranges) -> TransactionLeases | None:
         """Reserve leases for a transaction; None if not all of them are held."""
-        return self._settling.pledge(holder, ranges)
+        return self._settling.lease_to_transaction(holder, ranges)
 
-    def redeem(self, pledge: TransactionLeases) -> None:
+    def commit_transaction(self, pledge: TransactionLeases) -> None:
         """End the leases of a transaction that is on disk."""
-        self._settling.redeem(pledge)
+        self._settling.commit_transaction(pledge)
         self.dispatch()
 
-    def release(self, pledge: TransactionLeases) -> None:
+    def abort_transaction(self, pledge: TransactionLeases) -> None:
         """Give the leases of a failed transaction back to their consumer, or to the queue."""
-        leases = self._settling.release(pledge, is_there=self.holders.has(pledge.holder))
+        leases = self._settling.abort_transaction(pledge, is_there=self.holders.has(pledge.holder))
         self._put_back([lease.span for lease in leases], MessageEvent.CONSUMER_GONE)
 
     def _now(self) -> float:
-        return self._holding.clock.wall()
+        return self._context.clock.wall()
 
     def _put_back(self, spans: list[Span], event: MessageEvent) -> None:
-        if not spans or self._holding.fenced:
+        if not spans or self._context.fenced:
             return
         # Counted first: a span that was put back may be merged with its neighbours.
-        self._holding.meters.returned.add(sum(map(len, spans)))
-        self._holding.queue.put_back(spans, event)
+        self._context.meters.returned.add(sum(map(len, spans)))
+        self._context.queue.put_back(spans, event)
         self.serve_all()
 
     def serve_all(self) -> None:
@@ -347,7 +347,7 @@ class Dispatch:
 
         `wait_s` overrides the wait of the retry policy; None: the policy decides.
         """
-        if not spans or self._holding.fenced:
+        if not spans or self._context.fenced:
             return
         again = self.giving_up.failed(spans, event, failure, wait_s)
         self._put_back(again, event)
@@ -360,7 +360,7 @@ class Dispatch:
         `ranges` None means all leases of the holder.
         """
         lease_s = lease_s or holder.lease_s
-        held = holder.book.extend(ranges, self._holding.clock.monotonic() + lease_s)
+        held = holder.book.extend(ranges, self._context.clock.monotonic() + lease_s)
         return 0 if ranges is None else sum(b - a + 1 for a, b in ranges) - held
 
     def expire(self, now: float) -> None:
@@ -389,7 +389,7 @@ class Dispatch:
             if give_back:
                 self._put_back([lease.span for lease in leases], MessageEvent.CONSUMER_GONE)
         for consumer in pushed_to:
-            consumer.outlet.consumer_ended(consumer.consumer, error)
+            consumer.target.consumer_ended(consumer.consumer, error)
 
 
 # What takes messages from a replica: consumers with credit, and pending reads.
@@ -432,15 +432,15 @@ class Consumer:
         "book",
         "consumer",
         "control",
+        "experiment",
         "lease_s",
         "limit",
         "meters",
         "mine_only",
         "order",
-        "outlet",
         "prefetch",
         "since",
-        "trial",
+        "target",
     )
 
     def __init__(
@@ -453,13 +453,13 @@ class Consumer:
         memory_bytes: int,
         lease_s: float,
     ) -> None:
-        self.outlet = outlet
+        self.target = outlet
         self.consumer = consumer
         self.prefetch = prefetch
         # The prefetch that the client asked for, even while a control loop sets another.
         self.asked = prefetch
         # The connection that runs a prefetch experiment with this consumer; None: no experiment.
-        self.trial: DeliveryTarget | None = None
+        self.experiment: DeliveryTarget | None = None
         # While a control loop sets the prefetch: the client's own limit; None: it has set none.
         self.limit: int | None = None
         # The last control steps, newest last; None: no control loop sets the prefetch.
@@ -477,7 +477,7 @@ class Consumer:
         self.since = 0.0
 
     def credit(self) -> int:
-        if not self.outlet.can_take() or self.book.held_bytes > self._held_bytes_max:
+        if not self.target.can_take() or self.book.held_bytes > self._held_bytes_max:
             return 0
         return max(self.prefetch - self.book.outstanding, 0)
 
@@ -530,8 +530,8 @@ class PendingRead:
 class LeaseHolders:
     """The holders of one replica."""
 
-    def __init__(self, holding: ReplicaContext) -> None:
-        self._holding = holding
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
         # The next consumer is first; delivery rotates the deque.
         self.turns: deque[Consumer] = deque()
         # Client id -> its consumers that take only messages addressed to it.
@@ -565,12 +565,12 @@ class LeaseHolders:
 
     def has(self, holder: Consumer) -> bool:
         """Return whether `holder` is still registered under its number."""
-        return self._by_number.get((holder.outlet, holder.consumer)) is holder
+        return self._by_number.get((holder.target, holder.consumer)) is holder
 
-    def is_here(self, client_id: int) -> bool:
+    def can_push_to(self, client_id: int) -> bool:
         """Return whether messages can be pushed to that client."""
         return client_id in self.addressees or any(
-            consumer.outlet.client_id == client_id for consumer in self.turns
+            consumer.target.client_id == client_id for consumer in self.turns
         )
 
     def segments(self) -> set[Segment]:
@@ -607,10 +607,10 @@ class LeaseHolders:
     def _new(
         self, outlet: DeliveryTarget, consumer: int, prefetch: int, order: Order, automatic: bool
     ) -> Consumer:
-        holding = self._holding
-        bounds = (holding.limits.memory_bytes, holding.lease_s)
+        context = self._context
+        bounds = (context.limits.memory_bytes, context.lease_s)
         holder = Consumer(outlet, consumer, prefetch, order, automatic, *bounds)
-        holder.since = holding.clock.monotonic()
+        holder.since = context.clock.monotonic()
         self._by_number[outlet, consumer] = holder
         return holder
 
@@ -653,14 +653,14 @@ class PendingReads:
 
     def __init__(
         self,
-        holding: ReplicaContext,
+        context: ReplicaContext,
         settling: Settling,
         giving_up: MessageExpiry,
         tail: SpillReader,
         gate: RateGate,
         freed: Callable[[], None],
     ) -> None:
-        self._holding = holding
+        self._context = context
         self._settling = settling
         self._giving_up = giving_up
         self._tail = tail
@@ -682,7 +682,7 @@ class PendingReads:
     def has_client(self, client_id: int) -> bool:
         return client_id in self._of_client
 
-    def want(self, segment: Segment) -> bool:
+    def has_match(self, segment: Segment) -> bool:
         """Return whether a pending read selects a message of `segment`."""
         whole = Span(segment, 0, segment.count, MessageState.READY)
         return any(
@@ -695,14 +695,14 @@ class PendingReads:
 
         With `wait_s` 0 the read fails as soon as memory and store are known to hold nothing for it.
         """
-        if not self._holding.may_deliver():
+        if not self._context.may_deliver():
             reader.miss(Unavailable("this node's lease has lapsed: ask again"))
             return
         if self._try(reader):
-            if self._holding.queue.turnstile.freed:
+            if self._context.queue.group_gate.freed:
                 self._freed()
             return
-        in_store = self._holding.queue.tails.count > 0
+        in_store = self._context.queue.spilled.count > 0
         if wait_s <= 0 and not in_store:
             self._miss(reader)
             return
@@ -728,10 +728,10 @@ class PendingReads:
 
     def _miss(self, reader: PendingRead) -> None:
         self.drop(reader)
-        name = self._holding.logical_name
-        if self._holding.policy.paused:
+        name = self._context.logical_name
+        if self._context.policy.paused:
             reader.miss(NoMessagesRetrieved(f"queue {name!r} is paused: resume it"))
-        elif len(self._holding.queue) == 0:
+        elif len(self._context.queue) == 0:
             reader.miss(NoMessagesInQueue(f"queue {name!r} is empty"))
         else:
             reader.miss(NoMessagesRetrieved(f"queue {name!r} holds no message that matches"))
@@ -759,7 +759,7 @@ class PendingReads:
         """Answer reads after messages became ready for `receivers`; None: for any client."""
         if receivers is None:
             for reader in list(self.waiting):
-                if not self._holding.queue.lanes.head_count:
+                if not self._context.queue.lanes.head_count:
                     break
                 self._try(reader)
         else:
@@ -769,10 +769,10 @@ class PendingReads:
                         break
 
     def _try(self, reader: PendingRead) -> bool:
-        holding = self._holding
-        if not holding.may_deliver() or holding.policy.paused:
+        context = self._context
+        if not context.may_deliver() or context.policy.paused:
             return False
-        if holding.pace is not None and not self._gate.allowed(holding.pace):
+        if context.rate_limiter is not None and not self._gate.allowed(context.rate_limiter):
             return False
         span = self._take_for(reader)
         if span is None:
@@ -781,11 +781,11 @@ class PendingReads:
                 self._tail.search_for_receiver(reader.client_id)
             return False
         self.drop(reader)
-        if holding.pace is not None:
-            holding.pace.spend(1)
+        if context.rate_limiter is not None:
+            context.rate_limiter.spend(1)
         holder = reader.book_for()
-        lease = holder.book.grant(span, holding.clock.monotonic(), reader.lease_s or 0.0)
-        run = make_counted_run(holding, lease)
+        lease = holder.book.grant(span, context.clock.monotonic(), reader.lease_s or 0.0)
+        run = make_counted_run(context, lease)
         body = span.segment.body(span.low, span.high)
         if reader.lease_s is None:
             # A read without a lease removes the message: delivering it acknowledges it.
@@ -795,7 +795,7 @@ class PendingReads:
         return True
 
     def _take_for(self, reader: PendingRead) -> Span | None:
-        queue = self._holding.queue
+        queue = self._context.queue
         while True:
             if reader.match is None:
                 spans = queue.take(1, reader.client_id, reader.order)

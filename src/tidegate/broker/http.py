@@ -81,6 +81,6 @@ class NodePages(PageServer):
             queues.append(replica.numbers())
             if len(queues) % _QUEUES_PER_TURN == 0:
                 await asyncio.sleep(0)
-        numbers = self._node.figures.of_node(queues)
+        numbers = self._node.stats.of_node(queues)
         numbers.queues_left_out = len(owned) - len(chosen)
         return numbers

@@ -24,8 +24,8 @@ Dedup ids work for single messages. Ids that are under way block later batches w
 until their result is known (`_deduplicate`). Messages whose id was stored within the window are
 left out.
 
-A queue limit with the overflow policy `slow` keeps batches waiting, and `made_room` resumes them.
-Other limits refuse in `put`.
+A queue limit with the overflow policy `slow` keeps batches waiting, and `on_space_freed` resumes
+them. Other limits refuse in `put`.
 
 Failures:
 
@@ -78,15 +78,15 @@ class Intake:
     """The puts of one replica; a `WriteSource` of the writer."""
 
     def __init__(
-        self, holding: ReplicaContext, writer: Writer, admit: Callable[[Segment], None]
+        self, context: ReplicaContext, writer: Writer, admit: Callable[[Segment], None]
     ) -> None:
-        self._holding = holding
+        self._context = context
         self._writer = writer
         self._admit = admit
-        self.room = QueueLimits(holding)
-        self.ids = MessageIds(holding, self._go_on)
-        self.dedup = Deduplication(holding, self._go_on)
-        self.arrivals = IncomingTransfers(holding, self.ids, self.dedup, admit)
+        self.limits = QueueLimits(context)
+        self.ids = MessageIds(context, self._resume)
+        self.dedup = Deduplication(context, self._resume)
+        self.arrivals = IncomingTransfers(context, self.ids, self.dedup, admit)
         self._marks = ProducerMarks()
         self._waiting: deque[Batch] = deque()
         self._under_way: dict[Write, SegmentBuilder] = {}
@@ -95,7 +95,7 @@ class Intake:
         self._heard: dict[int, float] = {}
         # Every batch that is waiting or under way, with its twins.
         self._accepted: dict[tuple[int, int], list[Batch]] = {}
-        self.homes = PutAssignments(holding, self._accepted, self.ids, self.dedup)
+        self.assignments = PutAssignments(context, self._accepted, self.ids, self.dedup)
         # Whether the first waiting batch waits for a limit of the queue's policy.
         self._at_limit = False
         # Producer -> its last batch that was refused for good; later batches need not wait for it.
@@ -120,12 +120,12 @@ class Intake:
     async def load(self) -> None:
         """Reserve ids, and read which batches and dedup ids are stored."""
         await self.ids.reserve()
-        holding = self._holding
-        if holding.info.durable:
+        context = self._context
+        if context.info.durable:
             self._marks = ProducerMarks(
-                await holding.store.marks(holding.info.queue_id), holding.clock.monotonic()
+                await context.store.marks(context.info.queue_id), context.clock.monotonic()
             )
-            if not holding.info.alias_id:
+            if not context.info.alias_id:
                 # A replica reads its dedup ids once it knows its assigned slots and no other
                 # replica stores such ids. See `LogicalQueues`.
                 await self.dedup.learn()
@@ -144,14 +144,14 @@ class Intake:
         - A limit of the node or the queue is reached (`QueueLimits.why_refused`): `LimitReached`.
         - Otherwise it waits for the next commit and is confirmed once it is on disk.
         """
-        holding = self._holding
-        if holding.fenced or self._closed:
-            batch.refused(NotOwner(f"queue {holding.info.title} has moved"))
+        context = self._context
+        if context.fenced or self._closed:
+            batch.refused(NotOwner(f"queue {context.info.title} has moved"))
             return
-        if holding.producers is not None:
-            holding.producers.add(batch.packet.producer)
-        if holding.info.alias_id:
-            self._heard[batch.packet.producer] = holding.clock.monotonic()
+        if context.producers is not None:
+            context.producers.add(batch.packet.producer)
+        if context.info.alias_id:
+            self._heard[batch.packet.producer] = context.clock.monotonic()
         key = (batch.packet.producer, batch.packet.batch)
         if self._marks.has(*key):
             batch.confirm_duplicate()
@@ -164,35 +164,35 @@ class Intake:
         if after is not None and not self._knows(batch.packet.producer, after):
             batch.refused(Unavailable(f"batch {after} has to come first: send both again"))
             return
-        if holding.homes is not None and self.homes.are_elsewhere(batch):
+        if context.assignments is not None and self.assignments.are_elsewhere(batch):
             # The slot has moved, and the producer has an old topology. It reads the new one and
             # sends the messages to the assigned replica.
-            batch.refused(NotHome(f"what has its home elsewhere cannot go to {holding.info.title}"))
+            batch.refused(NotHome(f"what has its home elsewhere cannot go to {context.info.title}"))
             return
-        too_much = self.room.why_refused(batch, self._waiting, self._under_way, self._at_limit)
+        too_much = self.limits.why_refused(batch, self._waiting, self._under_way, self._at_limit)
         if too_much is not None:
-            holding.meters.refused.add(len(batch.packet.lengths))
+            context.meters.refused.add(len(batch.packet.lengths))
             self._given_up[batch.packet.producer] = batch.packet.batch
             batch.refused(LimitReached(too_much))
             return
         packet = batch.packet
         if packet.attributes is not None or packet.delays_s or packet.ttls_s:
-            batch.stamp(holding.clock.wall())
+            batch.stamp(context.clock.wall())
         self._accepted[key] = [batch]
         self._waiting.append(batch)
-        holding.budget.waiting_bytes += len(batch.body)
-        self._writer.wants(self)
+        context.budget.waiting_bytes += len(batch.body)
+        self._writer.schedule(self)
 
-    def made_room(self) -> None:
+    def on_space_freed(self) -> None:
         """Resume batches that wait for a queue limit; called when messages have left."""
         if self._at_limit:
             self._at_limit = False
-            self._writer.wants(self)
+            self._writer.schedule(self)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         """Resume waiting batches: new ids were reserved, or the result of a dedup id is known."""
-        if self._waiting and not self._holding.fenced:
-            self._writer.wants(self)
+        if self._waiting and not self._context.fenced:
+            self._writer.schedule(self)
 
     def _knows(self, producer: int, number: int) -> bool:
         return (
@@ -203,7 +203,7 @@ class Intake:
 
     def producers_of_late(self) -> int:
         """Return how many producers have put within the last 5 s; counted for replicas only."""
-        since = self._holding.clock.monotonic() - _OF_LATE_S
+        since = self._context.clock.monotonic() - _OF_LATE_S
         self._heard = {each: at for each, at in self._heard.items() if at > since}
         return len(self._heard)
 
@@ -219,7 +219,7 @@ class Intake:
         count = body_bytes = 0
         while self._waiting and count < COMMIT_COUNT_MAX and body_bytes < COMMIT_BYTES_MAX:
             batch = self._waiting[0]
-            if self.room.must_wait(count, body_bytes, batch, self._under_way):
+            if self.limits.must_wait(count, body_bytes, batch, self._under_way):
                 self._at_limit = True
                 if self._closed:
                     self._refuse_at_limit()
@@ -238,19 +238,19 @@ class Intake:
         if not taken:
             return []
         if self._waiting and not self._at_limit:
-            self._writer.wants(self)
+            self._writer.schedule(self)
         if ids.end - ids.next_id - count < IDS_LOW:
             ids.reserve_more()
-        holding = self._holding
-        now = holding.clock.wall()
+        context = self._context
+        now = context.clock.wall()
         writes = []
         for builder in build_segments(taken):
-            segment = builder.build(holding.info.queue_id, ids.next_id, now)
+            segment = builder.build(context.info.queue_id, ids.next_id, now)
             ids.next_id += segment.count
-            write = builder.write(segment, holding.epoch)
+            write = builder.write(segment, context.epoch)
             self._under_way[write] = builder
             writes.append(write)
-        if holding.info.durable:
+        if context.info.durable:
             return writes
         for write in writes:
             self.written(write, True)
@@ -267,18 +267,18 @@ class Intake:
             return True
         if not self.dedup.under_way.isdisjoint(dedup_ids):
             return False
-        holding = self._holding
+        context = self._context
         batch.skip(self.dedup.duplicates(batch.packet.attributes, set()))
         if batch.is_stored:
             self._waiting.popleft()
-            holding.budget.waiting_bytes -= len(batch.body)
+            context.budget.waiting_bytes -= len(batch.body)
             for twin in self._accepted.pop((batch.packet.producer, batch.packet.batch), ()):
                 twin.confirm_duplicate()
         else:
             # Only ids that will be written: the result of the others would never be reported.
             self.dedup.under_way.update(batch.dedup_ids())
             lengths = batch.packet.lengths
-            holding.budget.waiting_bytes -= sum(lengths[index] for index in batch.skipped)
+            context.budget.waiting_bytes -= sum(lengths[index] for index in batch.skipped)
         return True
 
     def written(self, write: Write, stored: bool | None) -> None:
@@ -287,28 +287,28 @@ class Intake:
         `stored` is False if the epoch was refused, and None if it was refused but the segment may
         have been stored before.
         """
-        holding = self._holding
+        context = self._context
         builder = self._under_way.pop(write)
         if write.dedup_ids:
             self.dedup.under_way.difference_update(write.dedup_ids)
             if stored:
-                self.dedup.stored.add(write.dedup_ids, holding.clock.monotonic())
-                self._writer.wants(self)  # Resume batches that waited for this result
-        holding.budget.waiting_bytes -= write.segment.payload_bytes
-        if not stored or holding.fenced:
+                self.dedup.stored.add(write.dedup_ids, context.clock.monotonic())
+                self._writer.schedule(self)  # Resume batches that waited for this result
+        context.budget.waiting_bytes -= write.segment.payload_bytes
+        if not stored or context.fenced:
             if stored is False:
-                self._refuse(builder, holding.taken_over())
+                self._refuse(builder, context.taken_over())
             else:
                 # The new owner knows whether it has the batch when the client sends it again.
-                unknown = IoFailure(f"queue {holding.info.title} has a new owner: ask there")
+                unknown = IoFailure(f"queue {context.info.title} has a new owner: ask there")
                 self._refuse(builder, unknown)
             if not stored:
-                holding.fence(holding.taken_over())
+                context.fence(context.taken_over())
             return
-        now = holding.clock.monotonic()
+        now = context.clock.monotonic()
         # Consumers first: their work takes longer than the producer's confirmation.
-        holding.meters.put.add(write.segment.count)
-        watch = holding.watch
+        context.meters.put.add(write.segment.count)
+        watch = context.watch
         if watch is not None:
             watch.stored(write.segment, builder, now)
         self._admit(write.segment)
@@ -324,17 +324,17 @@ class Intake:
                     else:
                         twin.confirm_duplicate()
                 if batch.watched is not None and watch is not None:
-                    watch.confirmed(batch, holding.clock.monotonic())
+                    watch.confirmed(batch, context.clock.monotonic())
         crash_point("after-confirm")
 
     def refused(self, writes: Sequence[Write], error: TidegateError) -> None:
         """Fail the batches of segments that the store has refused; none of them is stored."""
         for write in writes:
             self.dedup.under_way.difference_update(write.dedup_ids or ())
-            self._holding.budget.waiting_bytes -= write.segment.payload_bytes
+            self._context.budget.waiting_bytes -= write.segment.payload_bytes
             self._refuse(self._under_way.pop(write), error)
         if self._waiting:
-            self._writer.wants(self)
+            self._writer.schedule(self)
 
     def _refuse(self, builder: SegmentBuilder, error: TidegateError) -> None:
         for batch in builder.release():
@@ -342,7 +342,7 @@ class Intake:
 
     def _refuse_batch(self, batch: Batch, error: TidegateError) -> None:
         for twin in self._accepted.pop((batch.packet.producer, batch.packet.batch), ()):
-            self._holding.meters.refused.add(len(twin.packet.lengths))
+            self._context.meters.refused.add(len(twin.packet.lengths))
             twin.refused(error)
 
     def close(self) -> None:
@@ -353,7 +353,7 @@ class Intake:
 
     def _refuse_at_limit(self) -> None:
         """Refuse what waits for room: room may now be made at another node."""
-        self._refuse_waiting(NotOwner(f"queue {self._holding.info.title} is moving"))
+        self._refuse_waiting(NotOwner(f"queue {self._context.info.title} is moving"))
 
     def fenced(self, error: TidegateError) -> None:
         """Refuse waiting batches; batches under way get their result from the writer."""
@@ -363,21 +363,21 @@ class Intake:
     def _refuse_waiting(self, error: TidegateError) -> None:
         waiting, self._waiting = self._waiting, deque()
         for batch in waiting:
-            self._holding.budget.waiting_bytes -= len(batch.body)
+            self._context.budget.waiting_bytes -= len(batch.body)
             self._refuse_batch(batch, error)
 
     def forget_producers(self, before: float) -> None:
-        self._marks.forget(before)
+        self._marks.expire(before)
         self._given_up.clear()
-        self.dedup.forget()
+        self.dedup.expire()
 
-    def knows(self, producer: int, batch: int) -> bool:
+    def is_stored(self, producer: int, batch: int) -> bool:
         """Return whether the batch is stored."""
         return self._marks.has(producer, batch)
 
     def remember(self, producer: int, batch: int) -> None:
         """Note that the batch is stored."""
-        self._marks.add(producer, batch, self._holding.clock.monotonic())
+        self._marks.add(producer, batch, self._context.clock.monotonic())
 
 
 # Limits of a queue by its policy. An empty queue takes any single batch.
@@ -390,10 +390,10 @@ HELD_BYTES_MAX = 64 * 1024 * 1024
 class QueueLimits:
     """Checks puts to one replica against the node's memory and the queue's policy."""
 
-    __slots__ = ("_holding",)
+    __slots__ = ("_context",)
 
-    def __init__(self, holding: ReplicaContext) -> None:
-        self._holding = holding
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
 
     def why_refused(
         self, batch: Batch, waiting: Collection[Batch], under_way: Collection[Write], at_limit: bool
@@ -402,14 +402,14 @@ class QueueLimits:
 
         `waiting` and `under_way` are before it. `at_limit` tells whether the queue is at its limit.
         """
-        holding = self._holding
-        name = holding.info.title
-        if not holding.info.durable and not holding.budget.has_room_for(len(batch.body)):
+        context = self._context
+        name = context.info.title
+        if not context.info.durable and not context.budget.has_room_for(len(batch.body)):
             return (
-                f"the node's memory ({holding.limits.memory_bytes} bytes) is full and queue "
+                f"the node's memory ({context.limits.memory_bytes} bytes) is full and queue "
                 f"{name} is transient: consume, or declare it durable"
             )
-        policy = holding.policy
+        policy = context.policy
         if policy.length_max is None and policy.bytes_max is None:
             return None
         if policy.overflow is Overflow.REFUSE:
@@ -431,43 +431,43 @@ class QueueLimits:
 
         `count` and `body_bytes` are already in the same commit.
         """
-        policy = self._holding.policy
+        policy = self._context.policy
         if policy.length_max is None and policy.bytes_max is None:
             return False
         if policy.overflow is not Overflow.SLOW:
             return False
         count += sum(write.segment.count for write in under_way)
-        if not count and not len(self._holding.queue):
+        if not count and not len(self._context.queue):
             return False
         body_bytes += sum(write.segment.payload_bytes for write in under_way)
         return not self._has(count + len(batch.packet.lengths), body_bytes + len(batch.body))
 
-    def lets_in(self, count: int, body_bytes: int) -> bool:
+    def has_room_for(self, count: int, body_bytes: int) -> bool:
         """Return whether the limits allow messages that a transaction or transfer stores.
 
         Raises `LimitReached` if the policy refuses instead of waiting.
         """
-        holding = self._holding
-        policy = holding.policy
-        if (policy.length_max is None and policy.bytes_max is None) or not len(holding.queue):
+        context = self._context
+        policy = context.policy
+        if (policy.length_max is None and policy.bytes_max is None) or not len(context.queue):
             return True
         if policy.overflow is Overflow.DROP or self._has(count, body_bytes):
             return True
         if policy.overflow is Overflow.REFUSE:
-            holding.meters.refused.add(count)
+            context.meters.refused.add(count)
             raise LimitReached(self._is_full())
         return False
 
     def _has(self, count: int, body_bytes: int) -> bool:
         """Return whether so many messages and bytes fit within the limits."""
-        policy, queue = self._holding.policy, self._holding.queue
+        policy, queue = self._context.policy, self._context.queue
         if policy.length_max is not None and len(queue) + count > policy.length_max:
             return False
         return policy.bytes_max is None or queue.waiting_bytes + body_bytes <= policy.bytes_max
 
     def _is_full(self) -> str:
         """Return the text of the error for a full queue."""
-        policy = self._holding.policy
+        policy = self._context.policy
         limits = " and ".join(
             text
             for limit, text in (
@@ -476,7 +476,7 @@ class QueueLimits:
             )
             if limit is not None
         )
-        info = self._holding.info
+        info = self._context.info
         each = " for each replica" if info.alias_id else ""
         return f"queue {info.title} is full ({limits}{each}): consume, or raise its limit"
 
@@ -496,17 +496,17 @@ IDS_LOW = ID_BLOCK // 2
 class MessageIds:
     """Reserved ids of one replica: those from `next_id` to `end - 1` are left."""
 
-    __slots__ = ("_came", "_holding", "_reserving", "end", "next_id")
+    __slots__ = ("_came", "_context", "_reserving", "end", "next_id")
 
-    def __init__(self, holding: ReplicaContext, came: Callable[[], None]) -> None:
-        self._holding = holding
+    def __init__(self, context: ReplicaContext, came: Callable[[], None]) -> None:
+        self._context = context
         # Called when more ids were reserved.
         self._came = came
         self._reserving: asyncio.Task[None] | None = None
         self.next_id = 0
         self.end = 0
 
-    def take(self, count: int) -> int:
+    def next_ids(self, count: int) -> int:
         """Take `count` ids and return the first.
 
         Raises `Unavailable` if so few are left that the next block has to be awaited.
@@ -521,10 +521,10 @@ class MessageIds:
         return first_id
 
     async def reserve(self) -> None:
-        holding = self._holding
-        end = await holding.store.reserve_ids(holding.info.queue_id, holding.epoch, ID_BLOCK)
+        context = self._context
+        end = await context.store.reserve_ids(context.info.queue_id, context.epoch, ID_BLOCK)
         if end is None:
-            holding.fence(holding.taken_over())
+            context.fence(context.taken_over())
             return
         if self.end + ID_BLOCK != end:
             # Another owner has reserved a block in between, or this is the first one. The rest of
@@ -538,12 +538,12 @@ class MessageIds:
 
     async def _reserve_until_done(self) -> None:
         backoff_s = 0.05
-        while not self._holding.fenced:
+        while not self._context.fenced:
             try:
                 await self.reserve()
                 break
             except TidegateError as failure:
-                log.warning("no ids for %s yet: %s", self._holding.info.name, failure)
+                log.warning("no ids for %s yet: %s", self._context.info.name, failure)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, 1.0)
         self._came()
@@ -565,12 +565,12 @@ class IncomingTransfers:
 
     def __init__(
         self,
-        holding: ReplicaContext,
+        context: ReplicaContext,
         ids: MessageIds,
         dedup: Deduplication,
         admit: Callable[[Segment], None],
     ) -> None:
-        self._holding = holding
+        self._context = context
         self._ids = ids
         self._dedup = dedup
         self._admit = admit
@@ -596,15 +596,15 @@ class IncomingTransfers:
 
     def take_ids(self, count: int) -> int:
         """Take ids for a segment that a transaction stores, and return the first."""
-        first_id = self._ids.take(count)
+        first_id = self._ids.next_ids(count)
         self.first_ids.add(first_id)
         return first_id
 
     def prepare(self, batch: Batch) -> list[Write]:
         """Make the segments of a batch that a transaction stores, and announce them."""
-        holding = self._holding
+        context = self._context
         packet = batch.packet
-        now = holding.clock.wall()
+        now = context.clock.wall()
         if packet.attributes is not None or packet.delays_s or packet.ttls_s:
             batch.stamp(now)
         batch.skip(self._dedup.duplicates(packet.attributes, set()))
@@ -612,8 +612,8 @@ class IncomingTransfers:
         try:
             for builder in build_segments([batch]):
                 first_id = self.take_ids(len(builder.lengths))
-                segment = builder.build(holding.info.queue_id, first_id, now)
-                writes.append(builder.write(segment, holding.epoch))
+                segment = builder.build(context.info.queue_id, first_id, now)
+                writes.append(builder.write(segment, context.epoch))
                 self._dedup.under_way.update(writes[-1].dedup_ids or ())
                 builder.release()
         except BaseException:
@@ -627,24 +627,24 @@ class IncomingTransfers:
         self.first_ids.discard(first_id)
         self._dedup.settled(dedup_ids)
 
-    def came(self, segment: Segment, dedup_ids: list[str] | None = None) -> None:
+    def on_stored(self, segment: Segment, dedup_ids: list[str] | None = None) -> None:
         """Admit a segment that a transaction has stored."""
-        holding = self._holding
+        context = self._context
         self.first_ids.discard(segment.first_id)
         if dedup_ids:
-            self._dedup.stored.add(dedup_ids, holding.clock.monotonic())
+            self._dedup.stored.add(dedup_ids, context.clock.monotonic())
             self._dedup.settled(dedup_ids)
-        if not holding.fenced:  # Otherwise the new owner reads it from the store
-            holding.meters.put.add(segment.open)
-            if holding.watch is not None:
-                holding.watch.stored(segment, None, holding.clock.monotonic())
+        if not context.fenced:  # Otherwise the new owner reads it from the store
+            context.meters.put.add(segment.open)
+            if context.watch is not None:
+                context.watch.stored(segment, None, context.clock.monotonic())
             self._admit(segment)
 
     # Transfers from another replica
 
     def expect(self, count: int) -> IdRange:
         """Reserve `count` ids, returned as [first, last], for segments to be transferred here."""
-        first_id = self._ids.take(count)
+        first_id = self._ids.next_ids(count)
         block = (first_id, first_id + count - 1)
         self._coming_over.add(block)
         return block
@@ -652,21 +652,21 @@ class IncomingTransfers:
     def came_over(self, block: IdRange, segments: Sequence[Segment]) -> None:
         """Admit the segments that were transferred under `block`, and close the block."""
         self._coming_over.discard(block)
-        holding = self._holding
-        if holding.fenced:
+        context = self._context
+        if context.fenced:
             return  # The new owner reads them from the store
         # The dedup window counts from the put, not from the transfer.
-        wall, ages_s = holding.clock.wall(), dict[str, float]()
+        wall, ages_s = context.clock.wall(), dict[str, float]()
         for segment in segments:
             age_s = max(wall - segment.arrived_at, 0.0)
             for each in segment.attributes or ():
                 if each is not None and each.dedup_id:
                     ages_s[each.dedup_id] = min(age_s, ages_s.get(each.dedup_id, age_s))
-        self._dedup.stored.load(ages_s, holding.clock.monotonic())
+        self._dedup.stored.load(ages_s, context.clock.monotonic())
         for segment in segments:
-            holding.meters.taken_over.add(segment.open)
-            if holding.watch is not None:
-                holding.watch.stored(segment, None, holding.clock.monotonic())
+            context.meters.taken_over.add(segment.open)
+            if context.watch is not None:
+                context.watch.stored(segment, None, context.clock.monotonic())
             self._admit(segment)
 
     # Splitting
@@ -678,7 +678,7 @@ class IncomingTransfers:
     def came_apart(self, segment: Segment) -> None:
         """Admit a segment that was split off from one of this queue."""
         self.first_ids.discard(segment.first_id)
-        if not self._holding.fenced:
+        if not self._context.fenced:
             self._admit(segment)
 
 
@@ -688,16 +688,16 @@ class IncomingTransfers:
 class PutAssignments:
     """Slots of all batches of one replica that are accepted and not on disk yet."""
 
-    __slots__ = ("_accepted", "_dedup", "_holding", "_ids", "_put_before", "_put_before_id")
+    __slots__ = ("_accepted", "_context", "_dedup", "_ids", "_put_before", "_put_before_id")
 
     def __init__(
         self,
-        holding: ReplicaContext,
+        context: ReplicaContext,
         accepted: dict[tuple[int, int], list[Batch]],
         ids: MessageIds,
         dedup: Deduplication,
     ) -> None:
-        self._holding = holding
+        self._context = context
         self._accepted = accepted
         self._ids = ids
         self._dedup = dedup
@@ -708,7 +708,7 @@ class PutAssignments:
 
     def are_elsewhere(self, batch: Batch) -> bool:
         """Return whether a message of the batch is assigned to another replica."""
-        homes, number = self._holding.homes, self._holding.info.number
+        homes, number = self._context.assignments, self._context.info.number
         if not number:
             # With slots assigned, a logical queue itself takes no message that has a group or a
             # dedup id. Without, it takes everything.
@@ -741,7 +741,7 @@ class PutAssignments:
 
     def taken(self) -> set[int]:
         """Return the slots of which the replica accepts puts."""
-        homes, number = self._holding.homes, self._holding.info.number
+        homes, number = self._context.assignments, self._context.info.number
         if number:
             return {index for index, home in enumerate(homes or ()) if home == number}
         return set() if homes else set(range(ASSIGNMENT_SLOTS))
@@ -749,9 +749,9 @@ class PutAssignments:
     def held(self) -> set[int]:
         """Return the slots of puts that are not stored yet, and of remembered dedup ids."""
         held = self.accepted()
-        if self._holding.spans_stores:
+        if self._context.spans_stores:
             # Dedup ids are known within one store. Another store would store the same id again.
-            self._dedup.forget()
+            self._dedup.expire()
             held |= {assignment_slot(key) for key in self._dedup.stored}
         return held
 

@@ -86,7 +86,7 @@ class TlsListener:
                 await asyncio.sleep(_OUT_OF_SOCKETS_S)
                 continue
             session = Session(self._node)
-            session.meet(peer)
+            session.on_connected(peer)
             if not self._node.sessions.admit(session):
                 accepted.close()
                 continue
@@ -107,7 +107,7 @@ class TlsListener:
             log.debug("no TLS with %s: %s", session.address, failure)
         finally:
             if not connected:
-                self._node.sessions.forget(session)
+                self._node.sessions.remove(session)
                 accepted.close()
 
 
@@ -246,7 +246,7 @@ class Sessions:
         self._all.add(session)
         return True
 
-    def forget(self, session: Session) -> None:
+    def remove(self, session: Session) -> None:
         self._all.discard(session)
         self._node.aliases.forget_session(session)
         if session.place is not None:
@@ -291,7 +291,9 @@ class Sessions:
                 # The node does not read from a session whose client does not read. Its silence
                 # therefore proves nothing, and only the unread answers count.
                 if stalled_s > limits.slow_reader_s:
-                    log.warning("hung up on who reads nothing", extra={"user": session.guard.user})
+                    log.warning(
+                        "hung up on who reads nothing", extra={"user": session.authorizer.user}
+                    )
                     session.hang_up()
             elif now - since > patience:
                 session.hang_up()
@@ -299,8 +301,10 @@ class Sessions:
     def users_changed(self) -> None:
         """Close sessions whose user was removed or changed since the login."""
         for session in self:
-            if not self._node.accounts.still_holds(session.guard):
-                session.end(NotAuthenticated("the user was changed or removed: log in again"))
+            if not self._node.accounts.still_holds(session.authorizer):
+                session.close_with_error(
+                    NotAuthenticated("the user was changed or removed: log in again")
+                )
 
     async def leave_the_dead(self) -> None:
         """Close relays to nodes that are no longer alive.

@@ -112,7 +112,7 @@ class Node:
         self.clock = clock or Clock()
         self.name = name or ""
         self.budget = Budget(self.limits.memory_bytes)
-        self.figures = NodeStatsCollector(self)
+        self.stats = NodeStatsCollector(self)
         self.membership = NodeLease(self)
         self.sessions = Sessions(self)
         self.ownership = Ownership(self)
@@ -146,14 +146,14 @@ class Node:
         self._writers = Writers(
             store,
             self.limits.writers,
-            on_commit=self.figures.count_commit,
+            on_commit=self.stats.count_commit,
             on_free=self.sessions.resume_reading,
             linger_s=self.limits.settle_linger_s,
         )
         self._is_serving = False
         self._server: asyncio.Server | TlsListener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.neighbours = NodeClients(self)
+        self.node_clients = NodeClients(self)
         self.stopping = False
 
     @property
@@ -185,7 +185,7 @@ class Node:
         self.address = f"{'tidegate' if self.tls is None else 'tidegates'}://{host}:{port}"
         # Named only after the port is known: nodes that bind any free port must not share a name.
         self.name = self.name or f"{socket.gethostname()}-{port}"
-        self.figures.start()
+        self.stats.start()
         await self.membership.join()
         self._is_serving = True
         for work in (
@@ -273,7 +273,7 @@ class Node:
         await self.membership.leave()
         self.sessions.close()
         await self._end_tasks()
-        await self.neighbours.close()
+        await self.node_clients.close()
         await self.store.close()
         if self.recording is not None:
             await self.recording.stop()
@@ -297,7 +297,7 @@ class Node:
         for replica in list(self.replicas.values()):
             replica.fence(Unavailable("this node has ended"))
         await self._end_tasks()
-        await self.neighbours.close()
+        await self.node_clients.close()
         await self.store.close()
         if self.recording is not None:
             self.recording.abort()
@@ -322,8 +322,8 @@ class Node:
             limits=self.limits,
             clock=self.clock,
             may_deliver=self.membership.may_deliver_from(info.queue_id),
-            on_fenced=self.ownership.forget,
-            give_up=self.dead_letters.give_up,
+            on_fenced=self.ownership.remove,
+            give_up=self.dead_letters.dead_letter,
         )
 
     # Background tasks
@@ -442,7 +442,7 @@ class NodeClients:
             async with asyncio.timeout(_HAND_OVER_S):
                 client = await self._client(address)
                 link = await client.connected()
-                await link.ask(SetOwner(queue_id, member_id))
+                await link.request(SetOwner(queue_id, member_id))
         except TimeoutError:
             raise Unavailable(f"the node at {address} does not let go of the queue") from None
 
@@ -454,16 +454,16 @@ class NodeClients:
         except TimeoutError:
             raise Unavailable(f"the node at {address} does not answer") from None
 
-    async def ask(self, address: str, request: Request, within_s: float) -> Packet:
+    async def request(self, address: str, request: Request, within_s: float) -> Packet:
         """Send a request to a node, which may be this one, and return the answer."""
-        return (await self.asked(address, request, within_s)).packet
+        return (await self.request_with_body(address, request, within_s)).packet
 
-    async def asked(self, address: str, request: Request, within_s: float) -> Response:
+    async def request_with_body(self, address: str, request: Request, within_s: float) -> Response:
         """Send a request to a node and return the answer with its body."""
         try:
             async with asyncio.timeout(within_s):
                 link = await (await self._client(address)).connected()
-                return await link.ask(request)
+                return await link.request(request)
         except TimeoutError:
             raise Unavailable(f"the node at {address} does not answer") from None
 

@@ -135,7 +135,7 @@ class Ownership:
             # The target's store does not answer, or one of the two has no room to record the
             # result. Until then the messages are in neither queue.
             log.warning("moves from %s are not finished yet: %s", replica.info.name, failure)
-            replica.departures.has_open_moves = True
+            replica.outgoing.has_open_moves = True
             self._node.do_soon(self._finish_moves_later(replica))
 
     async def _finish_moves_later(self, replica: Replica) -> None:
@@ -147,10 +147,10 @@ class Ownership:
                     # remaining transfers.
                     replica.fence(StaleEpoch(f"queue {replica.info.title} is loaded anew"))
                 else:
-                    replica.departures.has_open_moves = False
+                    replica.outgoing.has_open_moves = False
                 return
 
-    def forget(self, replica: Replica) -> None:
+    def remove(self, replica: Replica) -> None:
         self._node.aliases.disowned(replica)
         if self._node.recording is not None:
             self._node.recording.disowned(replica)
@@ -162,7 +162,7 @@ class Ownership:
     def _note_goal(self, replica: Replica) -> None:
         """Update `with_prefetch_goal` after a replica came, left or changed its policy."""
         queue_id = replica.info.queue_id
-        if self.replicas.get(queue_id) is replica and replica.holding.policy.prefetch is not None:
+        if self.replicas.get(queue_id) is replica and replica.context.policy.prefetch is not None:
             self.with_prefetch_goal[queue_id] = replica
         elif self.with_prefetch_goal.get(queue_id) is replica:
             del self.with_prefetch_goal[queue_id]
@@ -175,7 +175,7 @@ class Ownership:
         found = await self.route(queue_id)
         if isinstance(found, Replica):
             return found
-        await self._node.neighbours.ask_for(found, queue_id, self._node.member_id)
+        await self._node.node_clients.ask_for(found, queue_id, self._node.member_id)
         searching = self._routing.get(queue_id)
         if searching is not None:
             # A lookup that began before the queue was released may still find the old owner.
@@ -191,9 +191,9 @@ class Ownership:
         if isinstance(found, Replica):
             await self.delete_queue(found)
         else:
-            await self._node.neighbours.delete_queue(found, queue_id)
+            await self._node.node_clients.delete_queue(found, queue_id)
 
-    async def hand_over(self, replica: Replica, member_id: int) -> None:
+    async def transfer_ownership(self, replica: Replica, member_id: int) -> None:
         """Give a queue to another node after everything accepted is on disk.
 
         Raises `InvalidValue` if that node is not alive, or if the queue is transient and not empty.
@@ -318,10 +318,10 @@ class NodeLease:
         if not queue_id >> STORE_SHIFT:
             return self.may_deliver
         store = self._node.store
-        joined = self._standings[queue_id] = store.standing(queue_id)
+        joined = self._standings[queue_id] = store.membership_epoch(queue_id)
 
         def may_deliver() -> bool:
-            stands = joined is not None and store.standing(queue_id) == joined
+            stands = joined is not None and store.membership_epoch(queue_id) == joined
             return stands and self.may_deliver()
 
         return may_deliver
@@ -370,7 +370,7 @@ class NodeLease:
         node = self._node
         for queue_id, joined in list(self._standings.items()):
             replica = node.replicas.get(queue_id)
-            if replica is not None and node.store.standing(queue_id) not in (None, joined):
+            if replica is not None and node.store.membership_epoch(queue_id) not in (None, joined):
                 replica.fence(StaleEpoch("this node lost its lease in the queue's store"))
 
     async def _start_over(self) -> None:

@@ -129,19 +129,19 @@ class NodeRecorder:
 
     def owned(self, replica: Replica, *, from_member: int | None, duration_s: float) -> None:
         """Begin to sample a queue that this node has claimed."""
-        holding = replica.holding
+        context = replica.context
         now = self._clock.monotonic()
         interval_s = self.recorder.options.interval_s
         self._samplers[replica] = QueueSampler(
-            self._node.name, holding, replica.dispatch, now, interval_s
+            self._node.name, context, replica.dispatch, now, interval_s
         )
         if self._watched is not None:
-            holding.watch = LifecycleRecorder(holding.logical_name, self._watched)
+            context.watch = LifecycleRecorder(context.logical_name, self._watched)
         taken = from_member not in (None, self._node.member_id)
-        detail = {"epoch": str(holding.epoch)}
+        detail = {"epoch": str(context.epoch)}
         if taken:
             detail["from_member"] = str(from_member)
-        self.event("takeover" if taken else "own", holding.info.name, detail, duration_s)
+        self.event("takeover" if taken else "own", context.info.name, detail, duration_s)
 
     def disowned(self, replica: Replica) -> None:
         """Record the last sample of a queue that this node no longer owns."""
@@ -202,7 +202,7 @@ class ConsumerSampler:
     """Samples one consumer."""
 
     def __init__(self, node: str, queue: str, consumer: Consumer, interval_s: float) -> None:
-        client = consumer.outlet.client_name
+        client = consumer.target.client_name
         self._names = (node, queue, f"{queue}/{_GROUP_ENDS.split(client, 1)[0]}", client)
         self._consumer = consumer
         self._sampled_at = consumer.since
@@ -245,29 +245,29 @@ class QueueSampler:
     """Samples one replica and its consumers."""
 
     def __init__(
-        self, node: str, holding: ReplicaContext, dispatch: Dispatch, now: float, interval_s: float
+        self, node: str, context: ReplicaContext, dispatch: Dispatch, now: float, interval_s: float
     ) -> None:
         self._node = node
         self._interval_s = interval_s
-        self._names = (node, holding.logical_name, holding.info.number, holding.epoch)
+        self._names = (node, context.logical_name, context.info.number, context.epoch)
         self._consumers: dict[Consumer, ConsumerSampler] = {}
         dispatch.holders.departed = []
         # What the last interval brought.
         self.since: tuple[int, ...] = ()
         self.consumers = 0
         self.readers = 0
-        self._holding = holding
+        self._context = context
         self._dispatch = dispatch
         self._sampled_at = now
         self._totals = (0,) * len(self._read_totals())
-        holding.producers = set()
+        context.producers = set()
         # Producers that have put within the last interval.
         self.producers: set[int] = set()
-        self._wait = HistogramSampler(holding.meters.wait)
-        self._service = HistogramSampler(holding.meters.service)
+        self._wait = HistogramSampler(context.meters.wait)
+        self._service = HistogramSampler(context.meters.service)
 
     def _read_totals(self) -> tuple[int, ...]:
-        meters = self._holding.meters
+        meters = self._context.meters
         return (
             meters.put.total,
             meters.delivered.total,
@@ -283,11 +283,11 @@ class QueueSampler:
 
     def sample(self, at_us: int, now: float, wall_s: float) -> Row:
         """Return a row of `queue_samples`."""
-        holding, dispatch = self._holding, self._dispatch
-        queue = holding.queue
+        context, dispatch = self._context, self._dispatch
+        queue = context.queue
         totals = self._read_totals()
         interval_s = now - self._sampled_at
-        if totals == self._totals and not len(queue) and dispatch.is_idle and not holding.producers:
+        if totals == self._totals and not len(queue) and dispatch.is_idle and not context.producers:
             self._sampled_at = now
             self.since, self.producers = _IDLE_SINCE, _NOBODY
             self.consumers = self.readers = 0
@@ -296,19 +296,19 @@ class QueueSampler:
                 interval_s,
                 *self._names,
                 *_IDLE,
-                queue.residents.cost_bytes,
+                queue.in_memory.cost_bytes,
                 *_IDLE_CLIENTS,
             )
         since = self.since = tuple(map(sub, totals, self._totals))
         self._totals, self._sampled_at = totals, now
         wait_s, wait = self._wait.take()
         service_s, service = self._service.take()
-        if holding.producers:
-            self.producers, holding.producers = holding.producers, set()
+        if context.producers:
+            self.producers, context.producers = context.producers, set()
         else:
             self.producers = _NOBODY
         brought = (at_us, interval_s, *self._names, *since, wait_s, service_s, wait, service)
-        if holding.fenced:
+        if context.fenced:
             # Another node samples the state of the queue by now.
             self.consumers = self.readers = 0
             return (*brought, 0, 0, 0, 0, 0.0, 0, 0, len(self.producers), 0, 0)
@@ -318,11 +318,11 @@ class QueueSampler:
         return (
             *brought,
             len(queue),
-            queue.tails.count,
+            queue.spilled.count,
             queue.delayed.count,
             dispatch.holders.unacknowledged,
             ready_for_s(oldest, wall_s) if oldest else 0.0,
-            queue.residents.cost_bytes,
+            queue.in_memory.cost_bytes,
             sum([consumer.prefetch for consumer in consumers]),
             len(self.producers),
             self.consumers,
@@ -345,7 +345,7 @@ class QueueSampler:
         sampler = self._consumers.get(consumer)
         if sampler is None:
             sampler = self._consumers[consumer] = ConsumerSampler(
-                self._node, self._holding.logical_name, consumer, self._interval_s
+                self._node, self._context.logical_name, consumer, self._interval_s
             )
         return sampler
 
@@ -377,7 +377,7 @@ class NodeSampler:
 
     def _read_totals(self) -> tuple[float, ...]:
         node = self._node
-        commits, messages, commit_s = node.figures.committed
+        commits, messages, commit_s = node.stats.committed
         return (
             node.packets_in,
             node.packets_out,

@@ -97,8 +97,8 @@ class Relay(asyncio.Protocol):
         signature = await self._ask(Prove(proof))
         assert isinstance(signature, ProveResponse)
         login.check(signature.message)
-        if not session.guard.is_node:
-            await self._ask(ActFor(session.guard.user))
+        if not session.authorizer.is_node:
+            await self._ask(ActFor(session.authorizer.user))
         await self._ask(IdentifyClient(client_id=session.client_id))
 
     async def _ask(self, packet: Request) -> Packet:
@@ -120,7 +120,7 @@ class Relay(asyncio.Protocol):
         if self._introduction is not None and not self._introduction.done():
             self._introduction.set_exception(gone)
         session = self._session
-        session.routes.ended(self)
+        session.routes.on_ended(self)
         # Not `Unavailable`: the owner may have handled the request, so it must not be repeated.
         unknown = IoFailure("the node that owns the queue went away; the outcome is not known")
         for packet_id in self._asked:
@@ -197,10 +197,10 @@ class Relay(asyncio.Protocol):
             return
         self._asked.discard(event.packet_id)
         if isinstance(packet, Error | ConsumerEnded) and packet.code in _MOVED:
-            self._session.routes.forget(self)
+            self._session.routes.remove(self)
         if isinstance(packet, ConsumerEnded):
             self._consumers.discard(packet.consumer)
         elif isinstance(packet, JoinAgain):
             self._joined.pop(packet.queue_id, None)
-            self._session.routes.forget(self)
+            self._session.routes.remove(self)
         self._session.pass_on(relayed(event.frame))

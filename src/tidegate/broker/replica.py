@@ -84,7 +84,7 @@ class Replica:
         on_fenced: Callable[[Replica], None],
         give_up: Callable[[Replica, list[Span], DeathReason, str | None], None],
     ) -> None:
-        self._holding = ReplicaContext(
+        self._context = ReplicaContext(
             info,
             epoch,
             store=store,
@@ -93,18 +93,20 @@ class Replica:
             clock=clock,
             may_deliver=may_deliver,
         )
-        self._holding.fence = self.fence
-        self._holding.give_up = lambda spans, reason, error: give_up(self, spans, reason, error)
+        self._context.fence = self.fence
+        self._context.dead_letter = lambda spans, reason, error: give_up(self, spans, reason, error)
         self._on_fenced = on_fenced
-        self._settling = Settling(self._holding, settler)
+        self._settling = Settling(self._context, settler)
         self.dispatch = Dispatch(
-            self._holding, self._settling, lambda found: self.intake.without_under_way(found)
+            self._context, self._settling, lambda found: self.intake.without_under_way(found)
         )
-        self.intake = Intake(self._holding, writer, self._admit)
-        self._holding.made_room = self.intake.made_room
-        self.by_id = BrowseHandlers(self._holding, self.dispatch, self._settling)
-        self.departures = OutgoingTransfers(self._holding, self.dispatch, self._settling)
-        self.homes = ReplicaAssignments(self._holding, self.intake, self.dispatch, self.departures)
+        self.intake = Intake(self._context, writer, self._admit)
+        self._context.on_space_freed = self.intake.on_space_freed
+        self.by_id = BrowseHandlers(self._context, self.dispatch, self._settling)
+        self.outgoing = OutgoingTransfers(self._context, self.dispatch, self._settling)
+        self.assignments = ReplicaAssignments(
+            self._context, self.intake, self.dispatch, self.outgoing
+        )
         self.brief = SummaryStatsCache(self)
         # Held while a transfer or a purge runs: a purge must not run between the steps of a
         # transfer.
@@ -115,21 +117,21 @@ class Replica:
         self.on_policy: Callable[[], None] = lambda: None
 
     @property
-    def holding(self) -> ReplicaContext:
+    def context(self) -> ReplicaContext:
         """The state that the parts share."""
-        return self._holding
+        return self._context
 
     @property
     def info(self) -> QueueInfo:
-        return self._holding.info
+        return self._context.info
 
     @property
     def epoch(self) -> int:
-        return self._holding.epoch
+        return self._context.epoch
 
     @property
     def fenced(self) -> bool:
-        return self._holding.fenced
+        return self._context.fenced
 
     async def load(self) -> None:
         """Load from the store: reserved ids, batch marks, and the extent of the messages.
@@ -140,41 +142,41 @@ class Replica:
         if self.info.durable:
             # A node may have died between committing a transaction and deleting its finished
             # segments.
-            await self._holding.store.drop_done(self.info.queue_id, self.epoch)
+            await self._context.store.drop_done(self.info.queue_id, self.epoch)
             await self.dispatch.tail.load()
             await self.dispatch.later.load()
 
     @property
     def lease_s(self) -> float:
-        return self._holding.lease_s
+        return self._context.lease_s
 
     def _admit(self, segment: Segment) -> None:
         """Add a stored segment to the queue, in memory if there is room.
 
         Otherwise it stays in the store until its turn is near.
         """
-        holding = self._holding
+        context = self._context
         if segment.due_at is not None:
             self.dispatch.later.add(segment)
             return
-        queue = holding.queue
+        queue = context.queue
         tail = self.dispatch.tail
         keep = (
-            not holding.info.durable
-            or holding.budget.has_room_for(segment.cost_bytes)
-            or queue.residents.cost_bytes < tail.head_bytes_least()
+            not context.info.durable
+            or context.budget.has_room_for(segment.cost_bytes)
+            or queue.in_memory.cost_bytes < tail.head_bytes_least()
         )
         if queue.add(segment, keep=keep):
             self.dispatch.serve(segment.receivers)
         else:
             self.dispatch.spilled(segment)
         self.on_ready()
-        if holding.policy.overflow is Overflow.DROP:
+        if context.policy.overflow is Overflow.DROP:
             self._shed()
 
     def _shed(self) -> None:
         """Give up the oldest messages until the queue is within its limits."""
-        policy, queue = self._holding.policy, self._holding.queue
+        policy, queue = self._context.policy, self._context.queue
         while policy.length_max is not None and len(queue) > policy.length_max:
             if not self.dispatch.giving_up.shed(len(queue) - policy.length_max):
                 break
@@ -189,7 +191,7 @@ class Replica:
 
     @property
     def meters(self) -> QueueMeters:
-        return self._holding.meters
+        return self._context.meters
 
     # End of ownership
 
@@ -199,18 +201,18 @@ class Replica:
         Fails waiting puts and reads with `error`, ends all consumers and frees the memory. Messages
         that consumers hold do not return to the queue: the new owner delivers them again.
         """
-        holding = self._holding
-        if holding.fenced:
+        context = self._context
+        if context.fenced:
             return
-        holding.fenced = True
+        context.fenced = True
         self.intake.fenced(error)
         self.dispatch.end_all(error, give_back=False)
         self.dispatch.tail.fenced()
         self.dispatch.later.fenced()
         self._settling.fenced()
-        holding.queue.residents.clear()
-        if holding.watch is not None:
-            holding.watch.over()
+        context.queue.in_memory.clear()
+        if context.watch is not None:
+            context.watch.over()
         self._on_fenced(self)
 
     async def quiesce(self) -> None:
@@ -232,7 +234,7 @@ class Replica:
         """
         if self.info.elastic == elastic and not (elastic and not self.dispatch.is_idle):
             return
-        self._holding.set_elastic(elastic)
+        self._context.set_elastic(elastic)
         if elastic:
             # Consumers join a replica: the client learns the replicas through the logical queue.
             spread = NotOwner(f"queue {self.info.title} is spread over replicas now: join it")
@@ -249,12 +251,12 @@ class Replica:
         With `before`, only if the stored policy equals it; otherwise raises `ChangedMeanwhile` and
         changes nothing. Raises `QueueNotExisting` if the queue was deleted.
         """
-        holding = self._holding
-        if not await holding.store.set_policy(self.info.queue_id, policy, before):
+        context = self._context
+        if not await context.store.set_policy(self.info.queue_id, policy, before):
             raise QueueNotExisting(f"no queue {self.info.title}")
-        holding.set_policy(policy)
+        context.set_policy(policy)
         self.on_policy()
-        self.intake.made_room()
+        self.intake.on_space_freed()
         self.dispatch.serve_all()
 
     async def purge(self) -> int:
@@ -270,47 +272,47 @@ class Replica:
             return await self._purge_now()
 
     async def _purge_now(self) -> int:
-        holding = self._holding
+        context = self._context
         below_id = self.intake.ids.next_id
-        dropped, count = holding.queue.purge()
-        self.dispatch.later.forget()
+        dropped, count = context.queue.purge()
+        self.dispatch.later.clear()
         kept = self.intake.first_ids_under_way() | self.dispatch.first_ids_held()
-        kept.update(self.departures.segments)
-        if holding.watch is not None:
-            holding.watch.purged(dropped, kept, holding.clock.monotonic())
+        kept.update(self.outgoing.segments)
+        if context.watch is not None:
+            context.watch.purged(dropped, kept, context.clock.monotonic())
         for span in dropped:
             if span.segment.open:
                 kept.add(span.segment.first_id)
                 self._settling.note_done(span, False)
-        if holding.info.durable:
+        if context.info.durable:
             try:
-                purged = await holding.store.purge(
-                    holding.info.queue_id, holding.epoch, below_id, sorted(kept)
+                purged = await context.store.purge(
+                    context.info.queue_id, context.epoch, below_id, sorted(kept)
                 )
             except TidegateError:
                 # The store may or may not have purged the queue. A reload finds out.
-                self.fence(holding.taken_over())
+                self.fence(context.taken_over())
                 raise
             if not purged:
-                self.fence(holding.taken_over())
-                raise holding.taken_over()
+                self.fence(context.taken_over())
+                raise context.taken_over()
         # Some segments are kept since consumers hold a part of them. The rest of their messages is
         # settled as done.
         await self._settling.on_disk()
-        if holding.fenced:
-            raise holding.taken_over()
+        if context.fenced:
+            raise context.taken_over()
         return count
 
     @property
     def is_empty(self) -> bool:
-        return len(self._holding.queue) == 0 and self.dispatch.holders.unacknowledged == 0
+        return len(self._context.queue) == 0 and self.dispatch.holders.unacknowledged == 0
 
     def has_for(self, client_id: int) -> bool:
-        return self._holding.queue.lanes.has_for(client_id)
+        return self._context.queue.lanes.has_for(client_id)
 
     def knows_all_for(self, client_id: int) -> bool:
         """Return whether no message for the client can be in the store only."""
-        return self._holding.queue.tails.unsearched_from(client_id) is None
+        return self._context.queue.spilled.unsearched_from(client_id) is None
 
     # Periodic work
 
@@ -319,15 +321,15 @@ class Replica:
 
         Called every 0.25 s.
         """
-        self.dispatch.expire(self._holding.clock.monotonic())
+        self.dispatch.expire(self._context.clock.monotonic())
         self.dispatch.giving_up.expire()
         self.dispatch.later.release()
         self.dispatch.dispatch()
         # Messages may have expired or been purged, which makes room even if none is delivered.
-        self._holding.made_room()
+        self._context.on_space_freed()
 
     def tick_rates(self, now: float) -> None:
-        self._holding.meters.tick(now)
+        self._context.meters.tick(now)
         for consumer in self.dispatch.holders.consumers:
             consumer.meters.tick(now)
 
@@ -352,15 +354,15 @@ class ReplicaAssignments:
 
     def __init__(
         self,
-        holding: ReplicaContext,
+        context: ReplicaContext,
         intake: Intake,
         dispatch: Dispatch,
         departures: OutgoingTransfers,
     ) -> None:
-        self._holding = holding
+        self._context = context
         self._intake = intake
         self._dispatch = dispatch
-        self._departures = departures
+        self._outgoing = departures
         # Slots of segments that are being split.
         self._cut_homes: set[int] = set()
         # First ids of the blocks under which messages of groups are being transferred here.
@@ -372,11 +374,11 @@ class ReplicaAssignments:
 
         All slots if messages are in the store only or on their way here.
         """
-        queue = self._holding.queue
-        if queue.delayed.in_store or queue.tails.may_hold_homed or self._coming_before:
+        queue = self._context.queue
+        if queue.delayed.in_store or queue.spilled.may_hold_homed or self._coming_before:
             return set(range(ASSIGNMENT_SLOTS))
-        held = self._intake.homes.held()
-        if queue.residents.has_homed:
+        held = self._intake.assignments.held()
+        if queue.in_memory.has_homed:
             for segment in queue.segments():
                 held |= segment_assignments(segment)
         return held | self.in_hand()
@@ -386,30 +388,30 @@ class ReplicaAssignments:
 
         A later message of such a slot must not be delivered at another replica before them.
         """
-        if not self._holding.queue.residents.has_homed:
+        if not self._context.queue.in_memory.has_homed:
             return set()
         return {
             index for segment in self._segments_in_hand() for index in segment_assignments(segment)
         }
 
     def _segments_in_hand(self) -> set[Segment]:
-        retried = self._holding.queue.delayed.retried(self._holding.clock.wall())
-        return self._dispatch.segments_held() | retried | set(self._departures.segments.values())
+        retried = self._context.queue.delayed.retried(self._context.clock.wall())
+        return self._dispatch.segments_held() | retried | set(self._outgoing.segments.values())
 
     def freeze(self) -> None:
         """Stop delivering messages of groups whose slot is assigned to another replica.
 
         The other replica may have messages of the same group and delivers them in order.
         """
-        homes, number = self._holding.homes or (), self._holding.info.number
+        homes, number = self._context.assignments or (), self._context.info.number
         elsewhere = {index for index, home in enumerate(homes) if abs(home) != number}
-        self._holding.queue.turnstile.freeze(elsewhere | self._cut_homes)
+        self._context.queue.group_gate.freeze(elsewhere | self._cut_homes)
         self._dispatch.serve_all()
 
     def cut_up(self, homes: set[int]) -> None:
         """Hold back the messages of these slots while segments with them are being split."""
         self._cut_homes = homes
-        if self._holding.info.alias_id:
+        if self._context.info.alias_id:
             self.freeze()
 
     def groups_wait(self, from_id: int) -> None:
@@ -420,7 +422,7 @@ class ReplicaAssignments:
         between.
         """
         self._coming_before.add(from_id)
-        self._holding.queue.turnstile.hold_from(self.waits_from)
+        self._context.queue.group_gate.hold_from(self.waits_from)
 
     @property
     def waits_from(self) -> int:
@@ -434,8 +436,8 @@ class ReplicaAssignments:
     def groups_go_on(self, from_id: int) -> None:
         """End the wait for the transfer that began at `from_id`, whether or not messages came."""
         self._coming_before.discard(from_id)
-        if not self._holding.fenced:
-            self._holding.queue.turnstile.hold_from(self.waits_from)
+        if not self._context.fenced:
+            self._context.queue.group_gate.hold_from(self.waits_from)
             self._dispatch.serve_all()
 
     def ahead(self) -> set[int]:
@@ -444,15 +446,17 @@ class ReplicaAssignments:
         The leader uses it to decide when a slot may be opened at its new replica. Delayed messages
         do not count: they enter when they are due and precede nothing.
         """
-        queue = self._holding.queue
-        below_id = NO_ID if self._holding.info.alias_id else self._intake.homes.ordered_below()
-        if below_id is None or queue.tails.may_hold_homed or self._departures.has_open_moves:
+        queue = self._context.queue
+        below_id = (
+            NO_ID if self._context.info.alias_id else self._intake.assignments.ordered_below()
+        )
+        if below_id is None or queue.spilled.may_hold_homed or self._outgoing.has_open_moves:
             return set(range(ASSIGNMENT_SLOTS))
         if self._coming_before:
             # No other node knows these messages: their source has forgotten them already.
             return set(range(ASSIGNMENT_SLOTS))
-        ahead = self._intake.homes.taken() | self._intake.homes.accepted()
-        if queue.residents.has_homed:
+        ahead = self._intake.assignments.taken() | self._intake.assignments.accepted()
+        if queue.in_memory.has_homed:
             for segment in chain(queue.contents.segments(), self._segments_in_hand()):
                 if segment.first_id < below_id:
                     ahead |= segment_assignments(segment)
@@ -462,15 +466,14 @@ class ReplicaAssignments:
 # Messages that leave a replica by another way than an acknowledgement.
 #
 # The caller takes messages out and then reports the result with one of `stay`, `handed_over`,
-# `left`
-# or `drop`. In between the messages are in the state `LEAVING`: no consumer gets them.
+# `on_left` or `drop`. In between the messages are in the state `LEAVING`: no consumer gets them.
 
 
 class OutgoingTransfers:
     """Takes messages out of one replica and records what became of them."""
 
-    def __init__(self, holding: ReplicaContext, dispatch: Dispatch, settling: Settling) -> None:
-        self._holding = holding
+    def __init__(self, context: ReplicaContext, dispatch: Dispatch, settling: Settling) -> None:
+        self._context = context
         self._dispatch = dispatch
         self._settling = settling
         # First ids of whole segments that are being transferred; a purge must leave them alone.
@@ -480,14 +483,14 @@ class OutgoingTransfers:
 
     def take_ready(self, count: int) -> list[Span]:
         """Take up to `count` unaddressed messages, oldest first."""
-        spans = self._holding.queue.take_regardless(count)
+        spans = self._context.queue.take_regardless(count)
         return [span.advance(MessageEvent.GIVEN_UP) for span in spans]
 
     def stay(self, spans: list[Span]) -> None:
         """Return messages to the queue that were taken out but did not leave."""
         self._no_longer_leaving(spans)
-        if not self._holding.fenced:
-            self._holding.queue.stay(spans)
+        if not self._context.fenced:
+            self._context.queue.stay(spans)
             self._dispatch.serve_all()
 
     def take_segments(
@@ -497,7 +500,7 @@ class OutgoingTransfers:
 
         See `MessagesById.take_segments` for the limits.
         """
-        chosen = self._holding.queue.contents.take_segments(is_wanted, count, bytes_max, ids_max)
+        chosen = self._context.queue.contents.take_segments(is_wanted, count, bytes_max, ids_max)
         for spans in chosen:
             self.segments[spans[0].segment.first_id] = spans[0].segment
             for span in spans:
@@ -510,22 +513,22 @@ class OutgoingTransfers:
 
     def handed_over(self, chosen: list[list[Span]]) -> None:
         """Remove whole segments that another replica has now, after the transfer is on disk."""
-        if self._holding.fenced:
+        if self._context.fenced:
             return
         spans = [span for pieces in chosen for span in pieces]
         self._no_longer_leaving(spans)
-        self._holding.note_ended(spans, MOVED)
+        self._context.note_ended(spans, MOVED)
         for span in spans:
-            self._holding.queue.done(span, MessageEvent.MOVED)
-        self._holding.meters.handed_over.add(sum(map(len, spans)))
+            self._context.queue.done(span, MessageEvent.MOVED)
+        self._context.meters.handed_over.add(sum(map(len, spans)))
         self._dispatch.serve_all()
-        self._holding.made_room()
+        self._context.on_space_freed()
 
     def settlement_of(self, spans: list[Span]) -> Settlement | None:
         """Return what to store when these messages leave; None for a transient queue."""
-        if not self._holding.info.durable:
+        if not self._context.info.durable:
             return None
-        settlement = Settlement(self._holding.info.queue_id, self._holding.epoch)
+        settlement = Settlement(self._context.info.queue_id, self._context.epoch)
         leaving: dict[Segment, list[Span]] = {}
         for span in spans:
             leaving.setdefault(span.segment, []).append(span)
@@ -538,28 +541,28 @@ class OutgoingTransfers:
                 settlement.partly[segment.first_id] = [(span.low, span.high) for span in pieces]
         return settlement
 
-    def left(self, spans: list[Span], settlement: Settlement | None, outcome: str) -> None:
+    def on_left(self, spans: list[Span], settlement: Settlement | None, outcome: str) -> None:
         """Remove messages that have left, after their `settlement` is on disk."""
-        if self._holding.fenced:
+        if self._context.fenced:
             return
-        self._holding.note_ended(spans, outcome)
+        self._context.note_ended(spans, outcome)
         written = set(settlement.finished) if settlement is not None else set()
         for span in spans:
-            finished = self._holding.queue.done(span, MessageEvent.MOVED)
+            finished = self._context.queue.done(span, MessageEvent.MOVED)
             # The rest of the segment may have been settled since `settlement` was made.
             if finished and span.segment.first_id not in written:
                 self._settling.note_done(span, True)
         self._dispatch.serve_all()
-        self._holding.made_room()
+        self._context.on_space_freed()
 
     def drop(self, spans: list[Span], outcome: str = DROPPED) -> None:
         """Settle messages that were given up and go nowhere, or are in their target already."""
-        if self._holding.fenced:
+        if self._context.fenced:
             return
-        self._holding.note_ended(spans, outcome)
+        self._context.note_ended(spans, outcome)
         for span in spans:
-            self._settling.note_done(span, self._holding.queue.done(span, MessageEvent.MOVED))
-        self._holding.made_room()
+            self._settling.note_done(span, self._context.queue.done(span, MessageEvent.MOVED))
+        self._context.on_space_freed()
 
 
 # Messages by their ids: browsed, listed and acknowledged without a lease.
@@ -580,8 +583,8 @@ RANGES_PER_TURN = 200
 class BrowseHandlers:
     """Browses, lists and acknowledges the messages of one replica by their ids."""
 
-    def __init__(self, holding: ReplicaContext, dispatch: Dispatch, settling: Settling) -> None:
-        self._holding = holding
+    def __init__(self, context: ReplicaContext, dispatch: Dispatch, settling: Settling) -> None:
+        self._context = context
         self._dispatch = dispatch
         self._settling = settling
 
@@ -592,14 +595,14 @@ class BrowseHandlers:
 
         Also returns the id from which on there may be more; None: there are no more.
         """
-        queue = self._holding.queue
-        segments, through = await self._dispatch.tail.look(first_id, last_id)
-        if self._holding.fenced:
-            raise self._holding.taken_over()
+        queue = self._context.queue
+        segments, through = await self._dispatch.tail.read(first_id, last_id)
+        if self._context.fenced:
+            raise self._context.taken_over()
         # Listed only after the store was read: messages may have come into memory meanwhile.
         spans = queue.contents.browse(limit, first_id, through)
         for segment in segments:
-            spans += queue.tails.pieces(segment, first_id, through)
+            spans += queue.spilled.pieces(segment, first_id, through)
         spans.sort(key=lambda span: span.first_id)
         shown: list[Span] = []
         for span in spans:
@@ -618,39 +621,39 @@ class BrowseHandlers:
         The result is empty only if nothing waits or the queue is paused: messages in the store only
         are brought into memory first.
         """
-        holding = self._holding
-        if holding.policy.paused:
+        context = self._context
+        if context.policy.paused:
             return []
-        queue = holding.queue
-        through = min(last_id, queue.tails.anyones_begin - 1)
+        queue = context.queue
+        through = min(last_id, queue.spilled.anyones_begin - 1)
         while not (spans := self._waiting(limit, 0, through)):
-            if queue.tails.anyones_begin > last_id:
+            if queue.spilled.anyones_begin > last_id:
                 break
             if not await self._dispatch.tail.more():
                 # Memory is short: ids out of order are better than none.
                 through = last_id
                 spans = self._waiting(limit, 0, through)
                 break
-            through = min(last_id, queue.tails.anyones_begin - 1)
+            through = min(last_id, queue.spilled.anyones_begin - 1)
         ids = merge_ranges(map(_ids_of, spans))
         while len(spans) == WAITING_SPANS_PER_TURN and len(ids) < WAITING_RANGES_MAX:
             limit -= sum(map(len, spans))
             await asyncio.sleep(0)
             spans = self._waiting(limit, ids[-1][1] + 1, through)
             ids = merge_ranges([*ids, *map(_ids_of, spans)])
-        if holding.fenced or not holding.may_deliver():
+        if context.fenced or not context.may_deliver():
             # Another owner may have delivered these messages.
-            raise holding.taken_over()
+            raise context.taken_over()
         return ids[:WAITING_RANGES_MAX]
 
     def _waiting(self, limit: int, first_id: int, last_id: int) -> list[Span]:
-        return self._holding.queue.contents.browse(
+        return self._context.queue.contents.browse(
             limit, first_id, last_id, for_anyone=True, spans_max=WAITING_SPANS_PER_TURN
         )
 
     async def acknowledge(self, ranges: list[IdRange]) -> int:
         """Acknowledge unaddressed waiting messages and wait for the disk; return their number."""
-        holding = self._holding
+        context = self._context
         apart = merge_ranges(ranges)
         count = 0
         try:
@@ -658,27 +661,27 @@ class BrowseHandlers:
                 some = apart[at : at + RANGES_PER_TURN]
                 for first_id, last_id in some:
                     count += await self._acknowledge_tail(first_id, last_id)
-                if holding.fenced:
+                if context.fenced:
                     break
-                count += self._settling.settle_waiting(holding.queue.contents.take_between(some))
+                count += self._settling.settle_waiting(context.queue.contents.take_between(some))
                 await asyncio.sleep(0)
         finally:
-            if not holding.fenced:
+            if not context.fenced:
                 # Groups may have been freed, heads may be short, and limits may have room.
                 self._dispatch.dispatch()
         await self._settling.on_disk()
-        if holding.fenced:
-            raise holding.taken_over()
+        if context.fenced:
+            raise context.taken_over()
         return count
 
     async def _acknowledge_tail(self, first_id: int, last_id: int) -> int:
         """Acknowledge messages of a range that are in the store only, one chunk at a time."""
-        holding = self._holding
-        queue = holding.queue
+        context = self._context
+        queue = context.queue
         count = 0
-        while first_id <= last_id and queue.tails.has_between(first_id, last_id, for_anyone=True):
+        while first_id <= last_id and queue.spilled.has_between(first_id, last_id, for_anyone=True):
             through = await self._dispatch.tail.pull_between(first_id, last_id)
-            if holding.fenced:
+            if context.fenced:
                 break
             taken = queue.contents.take_between([(first_id, through)])
             count += self._settling.settle_waiting(taken)

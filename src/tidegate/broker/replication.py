@@ -131,9 +131,9 @@ class LogicalQueueState:
         if member is not None:
             self._place(member, None)
         if not mine:
-            self.forget(session)
+            self.remove_connection(session)
 
-    def forget(self, session: Session) -> None:
+    def remove_connection(self, session: Session) -> None:
         """Remove all members of a session that has ended."""
         for member in self._joined.pop(session, {}).values():
             self._place(member, None)
@@ -190,7 +190,7 @@ class LogicalQueueState:
         self._joined.clear()
         self._at.clear()
 
-    def show(self, topology: Topology) -> None:
+    def publish_change(self, topology: Topology) -> None:
         """Tell all members about a changed topology, and move those whose replica is leaving."""
         if topology == self.topology:
             return
@@ -263,7 +263,7 @@ def reachable(places: Iterable[ReplicaInfo]) -> list[ReplicaInfo]:
 #
 # The catalogue stores the topology of each logical queue: its replicas, their states and shares,
 # the assignment slots and the scaling settings. The leader changes it. Each node follows it with
-# one cheap question every 0.25 s: has the version changed? If it has, `look` reads all topologies
+# one cheap question every 0.25 s: has the version changed? If it has, `poll` reads all topologies
 # and fits each queue of this node to its topology:
 #
 # - A logical queue (`_fit_alias`): its members get the change, and its own messages are handed over
@@ -273,7 +273,7 @@ def reachable(places: Iterable[ReplicaInfo]) -> list[ReplicaInfo]:
 #   is assigned elsewhere now are handed over too.
 # - A queue that has no replicas any more becomes a plain queue again.
 #
-# On a node of a machine, `look` also brings the replicas here that are assigned to the machine.
+# On a node of a machine, `poll` also brings the replicas here that are assigned to the machine.
 #
 # Invariant: before a queue accepts messages of an assignment slot, it has read the dedup ids that
 # other replicas stored (`_learns`). Otherwise a repeated message would be stored again.
@@ -315,7 +315,7 @@ class LogicalQueues:
             await self._pause()
             looks += 1
             try:
-                await self.look(again=looks % _POLLS_PER_CHECK == 0 and bool(self._aliases))
+                await self.poll(again=looks % _POLLS_PER_CHECK == 0 and bool(self._aliases))
             except TidegateError as failure:
                 log.warning("could not look for changes of logical queues: %s", failure)
             except Exception:
@@ -330,7 +330,7 @@ class LogicalQueues:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._has_part.wait(), _IDLE_POLL_S)
 
-    async def look(self, *, again: bool = False) -> None:
+    async def poll(self, *, again: bool = False) -> None:
         """Read the topologies if the version has changed; with `again` in any case."""
         async with self._looking:
             version = await self._node.store.topology_version()
@@ -361,7 +361,7 @@ class LogicalQueues:
 
     async def all_of_them(self) -> tuple[int, list[Topology]]:
         """Return the version and the topologies of all logical queues."""
-        await self.look()
+        await self.poll()
         return self._version, list(self._topologies.values())
 
     def topology_with(self, queue_id: int, other_id: int) -> Topology | None:
@@ -372,7 +372,7 @@ class LogicalQueues:
                 return topology
         return None
 
-    def known(self, replica: Replica) -> LogicalQueueState | None:
+    def logical_queue(self, replica: Replica) -> LogicalQueueState | None:
         """Return the state of a logical queue that this node owns; None if not known."""
         return self._aliases.get(replica)
 
@@ -382,7 +382,7 @@ class LogicalQueues:
         Raises `NotOwner` if the queue has no replicas.
         """
         if replica not in self._aliases:
-            await self.look(again=True)
+            await self.poll(again=True)
         alias = self._aliases.get(replica)
         if alias is None:
             raise NotOwner(f"queue {replica.info.title} has no replicas: look it up again")
@@ -413,7 +413,7 @@ class LogicalQueues:
 
     def forget_session(self, session: Session) -> None:
         for alias in self._aliases.values():
-            alias.forget(session)
+            alias.remove_connection(session)
 
     async def _fit(self, replica: Replica) -> None:
         """Fit a queue of this node to its topology."""
@@ -431,7 +431,7 @@ class LogicalQueues:
             if not await self._learns(replica):
                 return
             self.disowned(replica)
-            replica.holding.homes = None
+            replica.context.assignments = None
             replica.become_elastic(False)
 
     async def _learns(self, replica: Replica) -> bool:
@@ -443,25 +443,27 @@ class LogicalQueues:
         return not replica.fenced
 
     async def _fit_alias(self, replica: Replica, topology: Topology) -> None:
-        if replica.holding.homes != topology.homes:
+        if replica.context.assignments != topology.homes:
             # Without assigned slots it stores all messages itself.
             if not topology.homes and not await self._learns(replica):
                 return
-            replica.holding.homes = topology.homes
-            replica.intake.homes.changed()
+            replica.context.assignments = topology.homes
+            replica.intake.assignments.changed()
         replica.become_elastic(True)
         alias = self._aliases.get(replica)
         if alias is None:
             self._aliases[replica] = LogicalQueueState(topology, self._unacknowledged)
         else:
-            alias.show(topology)
+            alias.publish_change(topology)
         self.wake_hand_over(replica)
 
     async def _fit_replica(self, replica: Replica, topology: Topology | None) -> None:
-        number, holding = replica.info.number, replica.holding
+        number, context = replica.info.number, replica.context
         homes = () if topology is None else topology.homes
         # Also the first time: other replicas may have stored ids of its slots before.
-        takes_more = holding.homes is None or _is_home_to_more(homes, holding.homes, number)
+        takes_more = context.assignments is None or _is_home_to_more(
+            homes, context.assignments, number
+        )
         if takes_more and not await self._learns(replica):
             return
         if topology is None or topology.replica(number) is None:
@@ -469,15 +471,15 @@ class LogicalQueues:
             if await self._node.store.locate(replica.info.queue_id) is None:
                 replica.deleted()
             return
-        holding.spans_stores = len({place.store_number for place in topology.replicas}) > 1
-        holding.homes = topology.homes
-        replica.homes.freeze()
+        context.spans_stores = len({place.store_number for place in topology.replicas}) > 1
+        context.assignments = topology.homes
+        replica.assignments.freeze()
         rate = topology.scaling.rate_max_per_s
         if rate is None:
-            holding.pace = None
-        elif holding.pace is None or holding.pace.per_s != rate:
-            holding.pace = RateLimiter(rate, holding.clock.monotonic())
-        if holding.queue.residents.has_homed or holding.queue.tails.count:
+            context.rate_limiter = None
+        elif context.rate_limiter is None or context.rate_limiter.per_s != rate:
+            context.rate_limiter = RateLimiter(rate, context.clock.monotonic())
+        if context.queue.in_memory.has_homed or context.queue.spilled.count:
             # Some of its messages may be assigned to another replica by now.
             self.wake_hand_over(replica)
 
@@ -497,7 +499,7 @@ class LogicalQueues:
         if replica is None:
             return None
         for consumer in replica.dispatch.holders.consumers:
-            if consumer.outlet.client_id == client_id and consumer.consumer == number:
+            if consumer.target.client_id == client_id and consumer.consumer == number:
                 return consumer.book.outstanding
         return None
 
@@ -593,10 +595,10 @@ class AliasForwarder:
     async def _step(self) -> bool:
         """Have replicas take one batch each; return whether anything moved."""
         topology = self._node.aliases.topology_of(self._replica.info)
-        queue = self._replica.holding.queue
+        queue = self._replica.context.queue
         if topology is None or self._replica.fenced:
             return False
-        if not queue.lanes.head_count and not queue.lanes.held_count and not queue.tails.count:
+        if not queue.lanes.head_count and not queue.lanes.held_count and not queue.spilled.count:
             return False
         await split_segments(self._replica, topology)
         went = 0
@@ -620,7 +622,7 @@ class AliasForwarder:
         whole = sum(shares.values())
         # The replica that is owed most is first; the next one only if that one takes nothing.
         for number in sorted(shares, key=lambda n: (self._ahead.get(n, 0.0), -shares[n], n)):
-            part_of_it = len(self._replica.holding.queue) * shares[number] / whole
+            part_of_it = len(self._replica.context.queue) * shares[number] / whole
             went = await self._offer(places[number], max(int(part_of_it), 1))
             if went:
                 self._ahead = {
@@ -636,7 +638,7 @@ class AliasForwarder:
         0 if it cannot be reached; it is then left out for a while.
         """
         try:
-            return await self._give(place, count, homed)
+            return await self._pull_to(place, count, homed)
         except RetryLater as failure:
             log.info("%s: replica %s takes nothing: %s", self._name, place.number, failure)
             self._away.add(place.number)
@@ -655,18 +657,18 @@ class AliasForwarder:
     def _homes_wanted(self, topology: Topology) -> list[ReplicaInfo]:
         """Return the other replicas to which messages here are assigned."""
         replica = self._replica
-        if not topology.homes or not replica.holding.queue.residents.has_homed:
+        if not topology.homes or not replica.context.queue.in_memory.has_homed:
             return []
         here = replica.info.number
         numbers = {
             abs(topology.homes[index])
-            for segment in replica.holding.queue.segments()
+            for segment in replica.context.queue.segments()
             for index in segment_assignments(segment)
         }
         places = [topology.replica(number) for number in sorted(numbers - {here, *self._away})]
         return [place for place in places if place is not None and place.address is not None]
 
-    async def _give(self, place: ReplicaInfo, count: int, homed: bool) -> int:
+    async def _pull_to(self, place: ReplicaInfo, count: int, homed: bool) -> int:
         """Have the owner of a replica take about `count` messages; return how many."""
         source_id = self._replica.info.queue_id
         taker = self._node.replicas.get(place.queue_id)
@@ -680,6 +682,6 @@ class AliasForwarder:
         if place.address is None or place.address == self._node.address:
             raise Unavailable(f"replica {place.number} is on its way")
         pull = Pull(place.queue_id, source_id, count, homed)
-        answer = await self._node.neighbours.ask(place.address, pull, _ANSWER_S)
+        answer = await self._node.node_clients.request(place.address, pull, _ANSWER_S)
         assert isinstance(answer, PullResponse)
         return answer.count

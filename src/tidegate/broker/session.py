@@ -147,9 +147,9 @@ class SessionTransport(asyncio.Protocol, ABC):
         if self._behind is not None:
             self._behind.append(data)
             return
-        self._take_in(self._wire.receive(data))
+        self._handle_packets(self._wire.receive(data))
 
-    def _take_in(self, events: Iterator[ReceivedPacket | RejectedPacket]) -> None:
+    def _handle_packets(self, events: Iterator[ReceivedPacket | RejectedPacket]) -> None:
         """Handle packets; after `PACKETS_PER_TURN`, schedule the rest and return."""
         node = self.node
         cycle = self.cycle
@@ -168,7 +168,7 @@ class SessionTransport(asyncio.Protocol, ABC):
                 if count == PACKETS_PER_TURN:
                     self.pause_reading()
                     self._behind = []
-                    asyncio.get_running_loop().call_soon(self._go_on, events)
+                    asyncio.get_running_loop().call_soon(self._resume, events)
                     return
                 started = node.clock.monotonic()
         except TidegateError as error:
@@ -180,14 +180,14 @@ class SessionTransport(asyncio.Protocol, ABC):
             self.pause_reading()
             node.sessions.resume_when_dry(self)
 
-    def _go_on(self, events: Iterator[ReceivedPacket | RejectedPacket]) -> None:
+    def _resume(self, events: Iterator[ReceivedPacket | RejectedPacket]) -> None:
         behind, self._behind = self._behind or [], None
         if self._transport is None or self._transport.is_closing():
             # A session that is being closed for an error must not have its remaining packets
             # handled.
             return
         self.resume_reading()
-        self._take_in(chain(events, *map(self._wire.receive, behind)))
+        self._handle_packets(chain(events, *map(self._wire.receive, behind)))
 
     def pause_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -261,7 +261,7 @@ class SessionTransport(asyncio.Protocol, ABC):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.close()
 
-    def end(self, error: TidegateError, packet_id: int = 0) -> None:
+    def close_with_error(self, error: TidegateError, packet_id: int = 0) -> None:
         """Send the error, then close the connection, even if the client does not read it."""
         self.fail(packet_id, error)
         self.hang_up()
@@ -294,13 +294,13 @@ class Session(SessionTransport):
         # Address of the client, its user and its rights.
         self.address = ""
         self.place: ConnectionSlot | None = None
-        self.guard: Authorizer = UNAUTHENTICATED
+        self.authorizer: Authorizer = UNAUTHENTICATED
         self.is_node = False
         self.login: ServerLogin | None = None
         self.login_account: User | None = None
         self._ephemeral = False
         self._pending = 0
-        self.ties = SessionResources()
+        self.resources = SessionResources()
         self.routes = Relays()
         # Queue id -> packets that wait until the queue's owner or name is known.
         self._gates: dict[int, list[tuple[Any, Frame]]] = {}
@@ -312,7 +312,7 @@ class Session(SessionTransport):
 
     # Transport
 
-    def meet(self, peer: tuple[Any, ...] | None) -> None:
+    def on_connected(self, peer: tuple[Any, ...] | None) -> None:
         """Note the client's address, and whether that address needs no login."""
         self.connected_at = self.last_heard = self.node.clock.monotonic()
         self.address = str(peer[0]) if peer else ""
@@ -320,8 +320,8 @@ class Session(SessionTransport):
 
     def _judge(self) -> None:
         """Set the rights that the client's address has without a login, by the users of now."""
-        self.guard = self.node.accounts.guard_at(self.address)
-        self._wire.login_required = self.guard is UNAUTHENTICATED
+        self.authorizer = self.node.accounts.guard_at(self.address)
+        self._wire.login_required = self.authorizer is UNAUTHENTICATED
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -330,20 +330,20 @@ class Session(SessionTransport):
             # the handshake, and then the address is no longer trusted.
             self._judge()
             return
-        self.meet(transport.get_extra_info("peername"))
+        self.on_connected(transport.get_extra_info("peername"))
         if not self.node.sessions.admit(self):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._wire.close()
-        self.node.sessions.forget(self)
-        self.ties.cut(self)
+        self.node.sessions.remove(self)
+        self.resources.cut(self)
         self.routes.close()
         for task in self._tasks:
             task.cancel()
         if self._ephemeral and self.client_id:
             self.node.sessions.forget_client(self.client_id)
-        self.node.topics.connection_ended(self.ties.queues)
+        self.node.topics.connection_ended(self.resources.queues)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -352,7 +352,7 @@ class Session(SessionTransport):
     def resume_writing(self) -> None:
         super().resume_writing()
         self.routes.resume_reading()
-        for replica in self.ties.replicas:
+        for replica in self.resources.replicas:
             replica.dispatch.dispatch()
 
     # Deliveries
@@ -373,7 +373,7 @@ class Session(SessionTransport):
 
         From here on only a completed login gives it rights.
         """
-        self.guard = UNAUTHENTICATED
+        self.authorizer = UNAUTHENTICATED
         self._wire.login_required = True
 
     def logged_in(self, guard: Authorizer) -> None:
@@ -383,7 +383,7 @@ class Session(SessionTransport):
         """
         assert self.place is not None
         self.node.admission.log_in(self.place, guard.user, is_node=guard.is_node)
-        self.guard = guard
+        self.authorizer = guard
         self.is_node = guard.is_node
 
     def become(self, client: ClientInfo, *, ephemeral: bool = False) -> None:
@@ -402,7 +402,7 @@ class Session(SessionTransport):
 
     def takes_along(self, queue_id: int) -> None:
         """Delete the queue when this connection ends."""
-        self.ties.queues.add(queue_id)
+        self.resources.queues.add(queue_id)
         if self._wire.state is ProtocolState.CLOSED:
             # The connection ended while the queue was being created.
             self.node.topics.connection_ended({queue_id})
@@ -423,7 +423,7 @@ class Session(SessionTransport):
         if type(packet) in QUEUE_HANDLERS:
             self._to_queue(packet, event.frame)
             return
-        if packet.right is not None and not self.guard.is_everything:
+        if packet.right is not None and not self.authorizer.is_everything:
             if not self.node.names.knows(packet):
                 self._later(self._guarded(packet, event), event.packet_id)
                 return
@@ -439,7 +439,7 @@ class Session(SessionTransport):
 
     async def _guarded(self, packet: Request, event: ReceivedPacket) -> None:
         """Look up the queue names that `packet` refers to, check the rights, then handle it."""
-        await self.node.names.admit(self.guard, packet)
+        await self.node.names.admit(self.authorizer, packet)
         waiting = CATALOGUE_HANDLERS[type(packet)](self, packet, event)
         if waiting is not None:
             await waiting
@@ -447,7 +447,7 @@ class Session(SessionTransport):
     def _is_allowed(self, packet: Request, frame: Frame) -> bool:
         """Check the rights of a packet whose queue names are cached; send the error if any."""
         try:
-            self.guard.check(packet, self.node.names.known)
+            self.authorizer.check(packet, self.node.names.known)
         except TidegateError as error:
             self.fail(frame.packet_id, error)
             return False
@@ -489,7 +489,7 @@ class Session(SessionTransport):
         if gate is not None:
             gate.append((packet, frame))
             return
-        if not self.guard.is_everything:
+        if not self.authorizer.is_everything:
             if not self.node.names.knows(packet):
                 self._wait_at_gate(queue_id, packet, frame)
                 return
@@ -515,7 +515,7 @@ class Session(SessionTransport):
         replica: Replica | None = None
         relay: Relay | None = None
         try:
-            if not self.guard.is_everything:
+            if not self.authorizer.is_everything:
                 await self.node.names.learn(queue_id)
                 # Before the queue is located: the answer must not reveal a queue that the user may
                 # not see.
@@ -538,7 +538,7 @@ class Session(SessionTransport):
         for packet, frame in self._gates.pop(queue_id):
             if error is not None:
                 self.fail(frame.packet_id, error)
-            elif not self.guard.is_everything and not self._is_allowed(packet, frame):
+            elif not self.authorizer.is_everything and not self._is_allowed(packet, frame):
                 continue  # Arrived while the others waited
             elif replica is not None:
                 self._at_replica(replica, packet, frame)
@@ -667,11 +667,11 @@ class Relays:
             if address not in addresses:
                 relay.abort()
 
-    def ended(self, relay: Relay) -> None:
+    def on_ended(self, relay: Relay) -> None:
         self._relays = {a: r for a, r in self._relays.items() if r is not relay}
-        self.forget(relay)
+        self.remove(relay)
 
-    def forget(self, relay: Relay) -> None:
+    def remove(self, relay: Relay) -> None:
         """Locate all queues of this relay again: the other node no longer owns one of them."""
         self.by_queue = {q: r for q, r in self.by_queue.items() if r is not relay}
 

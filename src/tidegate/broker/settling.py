@@ -4,8 +4,8 @@ Theory of operation
 
 A lease ends in one of three ways. An acknowledgement settles its messages (`settle`). A return or
 an expired deadline takes the lease back (`take_back`), and `Dispatch` retries the messages. A
-transaction reserves leases (`pledge`) and later settles them (`redeem`) or returns them
-(`release`).
+transaction reserves leases (`lease_to_transaction`) and later settles them (`commit_transaction`)
+or returns them (`abort_transaction`).
 
 Settled messages are noted in the next `Settlement`. At most two settlements exist: `_settlement`
 collects, `_under_way` is being stored by the `Settler`. A settlement lists segments whose last
@@ -75,8 +75,8 @@ class TransactionLeases:
 class Settling:
     """Acknowledgements of one replica; a `SettleSource` of the settler."""
 
-    def __init__(self, holding: ReplicaContext, settler: Settler) -> None:
-        self._holding = holding
+    def __init__(self, context: ReplicaContext, settler: Settler) -> None:
+        self._context = context
         self._settler = settler
         self._settlement: Settlement | None = None
         self._under_way: Settlement | None = None
@@ -91,10 +91,10 @@ class Settling:
 
     def settle(self, holder: Consumer, ranges: Ranges) -> int:
         """Acknowledge ranges of tags; return how many tags were no longer held."""
-        meters = self._holding.meters
-        queue = self._holding.queue
-        watch = self._holding.watch
-        now = self._holding.clock.monotonic()
+        meters = self._context.meters
+        queue = self._context.queue
+        watch = self._context.watch
+        now = self._context.clock.monotonic()
         lost = 0
         holder.meters.settlements += 1
         for first, last in ranges:
@@ -114,20 +114,20 @@ class Settling:
 
     def settle_waiting(self, spans: list[Span]) -> int:
         """Acknowledge messages that were taken out of the queue by their ids; return how many."""
-        meters = self._holding.meters
-        self._holding.note_ended(spans, ACKED)
+        meters = self._context.meters
+        self._context.note_ended(spans, ACKED)
         for span in spans:
             # The client that acknowledges them has read them without a lease.
             meters.delivered.add(len(span))
             meters.acked.add(len(span))
-            self.note_done(span, self._holding.queue.done(span))
+            self.note_done(span, self._context.queue.done(span))
         return sum(map(len, spans))
 
     def when_on_disk(self, tell: Callable[[], None]) -> None:
         """Call `tell` when everything acknowledged so far is on disk, or the replica is fenced."""
         if self._settlement is not None:
             self._waiters.append(tell)
-            self._settler.wants(self, urgent=True)
+            self._settler.schedule(self, urgent=True)
         elif self._under_way is not None:
             self._waiters_under_way.append(tell)
         else:
@@ -141,12 +141,12 @@ class Settling:
 
     def hurry(self) -> None:
         if self._settlement is not None:
-            self._settler.wants(self, urgent=True)
+            self._settler.schedule(self, urgent=True)
 
     def note_done(self, span: Span, finished: bool) -> None:
         """Note done messages for the next commit; with `finished`, their whole segment is done."""
-        holding = self._holding
-        if not holding.info.durable:
+        context = self._context
+        if not context.info.durable:
             return
         settlement = self._next()
         first_id = span.segment.first_id
@@ -160,14 +160,14 @@ class Settling:
 
     def note_failed(self, segment: Segment, offset: int, attempt: FailedDelivery) -> None:
         """Note a failed delivery for the next commit, so that a restart does not forget it."""
-        if self._holding.info.durable:
+        if self._context.info.durable:
             self._next().attempts[segment.first_id, offset] = attempt
 
     def _next(self) -> Settlement:
         if self._settlement is None:
-            holding = self._holding
-            self._settlement = Settlement(holding.info.queue_id, holding.epoch)
-            self._settler.wants(self)
+            context = self._context
+            self._settlement = Settlement(context.info.queue_id, context.epoch)
+            self._settler.schedule(self)
         return self._settlement
 
     @staticmethod
@@ -183,7 +183,7 @@ class Settling:
 
     # Transactions
 
-    def pledge(self, holder: Consumer, ranges: Ranges) -> TransactionLeases | None:
+    def lease_to_transaction(self, holder: Consumer, ranges: Ranges) -> TransactionLeases | None:
         """Reserve leases for a transaction; None if not all of them are held."""
         leases, lost = self.take_back(holder, ranges)
         if lost:
@@ -197,27 +197,27 @@ class Settling:
         """Return the segments of which transactions have reserved messages."""
         return {lease.span.segment for each in self._pledges for lease in each.leases}
 
-    def redeem(self, pledge: TransactionLeases) -> None:
+    def commit_transaction(self, pledge: TransactionLeases) -> None:
         """Settle the reserved leases: the transaction, and with it their end, is on disk."""
         self._pledges.discard(pledge)
-        holding = self._holding
-        if holding.fenced:
+        context = self._context
+        if context.fenced:
             return
-        now = holding.clock.monotonic()
+        now = context.clock.monotonic()
         for lease in pledge.leases:
             count = len(lease.span)
-            holding.meters.service.add(now - lease.granted_at, count)
+            context.meters.service.add(now - lease.granted_at, count)
             pledge.holder.meters.settled(lease.granted_at, now, count)
-            for meters in (holding.meters, pledge.holder.meters):
+            for meters in (context.meters, pledge.holder.meters):
                 meters.acked.add(count)
-            if holding.watch is not None and lease.span.segment.first_id in holding.watch.segments:
-                holding.watch.ended(lease.span, ACKED, now)
-            if holding.queue.done(lease.span):
+            if context.watch is not None and lease.span.segment.first_id in context.watch.segments:
+                context.watch.ended(lease.span, ACKED, now)
+            if context.queue.done(lease.span):
                 # The transaction stored offsets only. It could not know that these were the last
                 # ones of the segment.
                 self.note_done(lease.span, True)
 
-    def release(self, pledge: TransactionLeases, *, is_there: bool) -> list[Lease]:
+    def abort_transaction(self, pledge: TransactionLeases, *, is_there: bool) -> list[Lease]:
         """End the reservation after the transaction has failed.
 
         If the holder is still registered (`is_there`), it holds the messages again and the result
@@ -242,7 +242,7 @@ class Settling:
         self._under_way = None
         waiters, self._waiters_under_way = self._waiters_under_way, []
         if not stored:
-            self._holding.fence(self._holding.taken_over())
+            self._context.fence(self._context.taken_over())
         for tell in waiters:
             tell()
 
@@ -285,26 +285,26 @@ def retry_wait_s(policy: QueuePolicy, failed: int) -> float:
 class MessageExpiry:
     """Gives up messages of one replica."""
 
-    __slots__ = ("_holding", "_settling")
+    __slots__ = ("_context", "_settling")
 
-    def __init__(self, holding: ReplicaContext, settling: Settling) -> None:
-        self._holding = holding
+    def __init__(self, context: ReplicaContext, settling: Settling) -> None:
+        self._context = context
         self._settling = settling
 
-    def give_up(self, spans: list[Span], reason: DeathReason, error: str | None) -> None:
-        if not spans or self._holding.fenced:
+    def dead_letter(self, spans: list[Span], reason: DeathReason, error: str | None) -> None:
+        if not spans or self._context.fenced:
             return
         for span in spans:
             if span.state is MessageState.LEASED:
                 span.segment.mark_attempted(span.low, span.high)
             span.advance(MessageEvent.GIVEN_UP)
-        self._holding.give_up(spans, reason, error)
+        self._context.dead_letter(spans, reason, error)
 
     def shed(self, count: int) -> bool:
         """Give up `count` of the oldest messages to shorten the queue; False if there are none."""
-        queue = self._holding.queue
+        queue = self._context.queue
         spans = queue.take_regardless(count) or queue.lanes.take_addressed(count)
-        self.give_up(spans, DeathReason.OVERFLOW, None)
+        self.dead_letter(spans, DeathReason.OVERFLOW, None)
         return bool(spans)
 
     # Failed too often
@@ -316,7 +316,7 @@ class MessageExpiry:
 
         Others are scheduled for later, or given up after `deliveries_max` failures.
         """
-        policy = self._holding.policy
+        policy = self._context.policy
         hopeless: list[Span] = []
         again: list[Span] = []
         for span in spans:
@@ -338,15 +338,15 @@ class MessageExpiry:
                 # redelivered anyway.
                 if event is not MessageEvent.CONSUMER_GONE:
                     self._note_failed(segment, offset, failed, pause_s)
-        self.give_up(hopeless, DeathReason.DELIVERIES, failure.error)
+        self.dead_letter(hopeless, DeathReason.DELIVERIES, failure.error)
         return again
 
     def _put_off(self, span: Span, pause_s: float) -> None:
-        self._holding.queue.put_off([span], self._holding.clock.monotonic() + pause_s)
-        self._holding.meters.returned.add(len(span))
+        self._context.queue.put_off([span], self._context.clock.monotonic() + pause_s)
+        self._context.meters.returned.add(len(span))
 
     def _note_failed(self, segment: Segment, offset: int, failed: int, pause_s: float) -> None:
-        due_at = self._holding.clock.wall() + pause_s if pause_s > 0 else None
+        due_at = self._context.clock.wall() + pause_s if pause_s > 0 else None
         failures = (segment.failures or {})[offset]
         self._settling.note_failed(segment, offset, FailedDelivery(failed, due_at, failures))
 
@@ -356,7 +356,7 @@ class MessageExpiry:
         """Expire messages among spans that were just taken; return the others."""
         if all(span.segment.expires_at is None for span in spans):
             return spans
-        now = self._holding.clock.wall()
+        now = self._context.clock.wall()
         living: list[Span] = []
         for span in spans:
             for piece, is_over in span.parted(now):
@@ -368,19 +368,19 @@ class MessageExpiry:
 
     def expire(self) -> None:
         """Remove expired messages that wait in memory."""
-        self._expire(self._holding.queue.take_expired(self._holding.clock.wall()))
+        self._expire(self._context.queue.take_expired(self._context.clock.wall()))
 
     def _expire(self, spans: list[Span]) -> None:
-        holding = self._holding
+        context = self._context
         if not spans:
             return
-        holding.meters.expired.add(sum(map(len, spans)))
-        if holding.policy.keep_expired:
-            self.give_up(spans, DeathReason.EXPIRED, None)
+        context.meters.expired.add(sum(map(len, spans)))
+        if context.policy.keep_expired:
+            self.dead_letter(spans, DeathReason.EXPIRED, None)
             return
-        holding.note_ended(spans, EXPIRED)
+        context.note_ended(spans, EXPIRED)
         for span in spans:
-            self._settling.note_done(span, holding.queue.done(span, MessageEvent.EXPIRED))
+            self._settling.note_done(span, context.queue.done(span, MessageEvent.EXPIRED))
 
 
 # Prefetch experiments: a client sets another consumer's prefetch for a while.
@@ -392,10 +392,10 @@ class MessageExpiry:
 
 def check_no_other_experiment(consumer: Consumer, by: DeliveryTarget) -> None:
     """Raise `InvalidValue` if another client experiments with the consumer."""
-    if consumer.trial is not None and consumer.trial is not by:
+    if consumer.experiment is not None and consumer.experiment is not by:
         raise InvalidValue(
-            f"{consumer.trial.client_name} is trying out prefetches with "
-            f"{consumer.outlet.client_name} just now (`tidegate tune prefetch` does): wait until "
+            f"{consumer.experiment.client_name} is trying out prefetches with "
+            f"{consumer.target.client_name} just now (`tidegate tune prefetch` does): wait until "
             "that has ended, or end it"
         )
 
@@ -405,22 +405,22 @@ def set_experiment_prefetch(
 ) -> None:
     """Set the prefetch of an experiment; 0 ends the experiment."""
     if not prefetch:
-        if consumer.trial is not None:
+        if consumer.experiment is not None:
             _end(dispatch, consumer)
         return
-    consumer.trial = by
+    consumer.experiment = by
     _set(dispatch, consumer, prefetch)
 
 
 def end_experiments(dispatch: Dispatch, by: DeliveryTarget) -> None:
     """End the experiments of a connection that is gone."""
     for consumer in dispatch.holders.consumers:
-        if consumer.trial is by:
+        if consumer.experiment is by:
             _end(dispatch, consumer)
 
 
 def _end(dispatch: Dispatch, consumer: Consumer) -> None:
-    consumer.trial = None
+    consumer.experiment = None
     # If a control loop sets the prefetch by now, its value stays.
     if consumer.control is None:
         _set(dispatch, consumer, consumer.asked)
@@ -429,5 +429,5 @@ def _end(dispatch: Dispatch, consumer: Consumer) -> None:
 def _set(dispatch: Dispatch, consumer: Consumer, prefetch: int) -> None:
     if not consumer.asked:
         return  # The client wants no more messages
-    consumer.outlet.prefetch_changed(consumer.consumer, prefetch, lasting=False)
-    dispatch.steer([(consumer, prefetch)])
+    consumer.target.prefetch_changed(consumer.consumer, prefetch, lasting=False)
+    dispatch.set_prefetches([(consumer, prefetch)])

@@ -56,11 +56,11 @@ class SpillReader:
 
     def __init__(
         self,
-        holding: ReplicaContext,
+        context: ReplicaContext,
         came_back: Callable[[], None],
         known: Callable[[list[Segment]], list[Segment]],
     ) -> None:
-        self._holding = holding
+        self._context = context
         self._came_back = came_back
         # Removes segments that are being stored right now: their writer admits them.
         self._known = known
@@ -71,24 +71,24 @@ class SpillReader:
 
     async def load(self) -> None:
         """Count what the store has, as tails; called when the queue has been claimed."""
-        holding = self._holding
-        for lane in await holding.store.lanes(holding.info.queue_id):
-            holding.queue.tails.lane(lane.priority, lane.addressed).expect_tail(
+        context = self._context
+        for lane in await context.store.lanes(context.info.queue_id):
+            context.queue.spilled.lane(lane.priority, lane.addressed).expect_tail(
                 lane.first_id, lane.last_id, lane.count, lane.payload_bytes, lane.arrived_at
             )
         self.fill_head()
 
     def head_bytes_least(self) -> int:
         """Return the bytes that a queue may keep in memory however full the node is."""
-        return min(HEAD_BYTES_LOW // 4, self._holding.limits.memory_bytes // 64)
+        return min(HEAD_BYTES_LOW // 4, self._context.limits.memory_bytes // 64)
 
     def fill_head(self) -> None:
         """Start reading the front of a tail if a head is short."""
-        holding = self._holding
-        if self._reading is not None or holding.fenced:
+        context = self._context
+        if self._reading is not None or context.fenced:
             return
-        wanted = holding.queue.tails.wanted(HEAD_BYTES_LOW)
-        room = holding.budget.has_room_for(HEAD_BYTES_LOW)
+        wanted = context.queue.spilled.wanted(HEAD_BYTES_LOW)
+        room = context.budget.has_room_for(HEAD_BYTES_LOW)
         self._note_stalled([lane for lane, _ in wanted], room)
         for lane, addressed in wanted:
             short = lane.waits_for_tail or lane.head_bytes < self.head_bytes_least()
@@ -100,22 +100,22 @@ class SpillReader:
 
     def _note_stalled(self, lanes: list[Lane], room: bool) -> None:
         """Mark lanes as stalled whose heads are full of messages that wait for their groups."""
-        held_bytes_max = self._holding.limits.memory_bytes // 4 if room else self.head_bytes_least()
+        held_bytes_max = self._context.limits.memory_bytes // 4 if room else self.head_bytes_least()
         for lane in lanes:
             was_stalled = lane.stalled
-            lane.stalled = self._holding.queue.turnstile.is_crowded(lane, held_bytes_max)
+            lane.stalled = self._context.queue.group_gate.is_crowded(lane, held_bytes_max)
             if lane.stalled and not was_stalled:
                 # Clients may have waited for this tail. Without it they can get later messages.
                 asyncio.get_running_loop().call_soon(self._came_back)
 
     async def _read(self, priority: int, addressed: bool) -> None:
-        holding = self._holding
-        lane = holding.queue.tails.lane(priority, addressed)
-        part = 1 if holding.budget.has_room_for(HEAD_BYTES_LOW) else 8
+        context = self._context
+        lane = context.queue.spilled.lane(priority, addressed)
+        part = 1 if context.budget.has_room_for(HEAD_BYTES_LOW) else 8
         asked = (lane.tail_from, lane.tail_last)
         try:
-            segments = await holding.store.read_lane(
-                holding.info.queue_id,
+            segments = await context.store.read_lane(
+                context.info.queue_id,
                 priority,
                 addressed,
                 *asked,
@@ -123,20 +123,20 @@ class SpillReader:
                 HEAD_BYTES_LOW // part,
             )
         except TidegateError as failure:
-            log.warning("cannot read the tail of %s yet: %s", holding.info.name, failure)
+            log.warning("cannot read the tail of %s yet: %s", context.info.name, failure)
             await asyncio.sleep(0.2)
         else:
             if not segments and (lane.tail_from, lane.tail_last) == asked:
                 # The store has nothing where messages were counted: they were purged meanwhile.
-                holding.queue.forget_tail(lane)
+                context.queue.forget_tail(lane)
             elif not segments:
                 # A new tail has begun behind the requested ids.
-                holding.queue.skip_tail(lane, asked[1] + 1)
+                context.queue.skip_tail(lane, asked[1] + 1)
             elif lane.tail_count:
-                holding.queue.bring_back(self._known(segments))
+                context.queue.bring_back(self._known(segments))
         finally:
             self._reading = None
-        if not holding.fenced:
+        if not context.fenced:
             self._came_back()
             self.fill_head()
 
@@ -165,7 +165,7 @@ class SpillReader:
         """Pull matches in the order of the read, so that the first one found is the right one."""
         priorities: list[int | None] = [None]
         if reader.order is Order.PRIORITY:
-            tails = self._holding.queue.tails.wanted(ALL_BYTES)
+            tails = self._context.queue.spilled.wanted(ALL_BYTES)
             priorities = [*sorted({lane.priority for lane, _ in tails}, reverse=True)]
         for priority in priorities:
             from_id = self._first_id(priority)
@@ -181,7 +181,7 @@ class SpillReader:
 
     def _is_coming(self) -> bool:
         """Start reading for any client if needed; return whether a read is running."""
-        if not self._holding.queue.tails.has_any_for_anyone:
+        if not self._context.queue.spilled.has_any_for_anyone:
             return False
         self.fill_head()
         return self._reading is not None
@@ -200,7 +200,7 @@ class SpillReader:
 
     async def more_of_all(self) -> bool:
         """Wait for the next chunk of any tail, addressed or not; False if nothing is left."""
-        if not self._holding.queue.tails.count:
+        if not self._context.queue.spilled.count:
             return False
         self.fill_head()
         if self._reading is None:
@@ -212,13 +212,13 @@ class SpillReader:
         """Pull all messages that are addressed to a client."""
         if (
             client_id in self._searched_for
-            or self._holding.queue.tails.unsearched_from(client_id) is None
+            or self._context.queue.spilled.unsearched_from(client_id) is None
         ):
             return
 
         async def search() -> None:
             await self._pull_addressed(client_id)
-            if not self._holding.fenced:
+            if not self._context.fenced:
                 self._came_back()
 
         self._searched_for.add(client_id)
@@ -226,9 +226,9 @@ class SpillReader:
         task.add_done_callback(lambda _: self._searched_for.discard(client_id))
 
     async def _pull_addressed(self, client_id: int) -> None:
-        queue = self._holding.queue
-        while (from_id := queue.tails.unsearched_from(client_id)) is not None:
-            end = queue.tails.addressed_end
+        queue = self._context.queue
+        while (from_id := queue.spilled.unsearched_from(client_id)) is not None:
+            end = queue.spilled.addressed_end
             found = await self._pull(from_id, client_id, None)
             if found is None:
                 return
@@ -237,7 +237,7 @@ class SpillReader:
             queue.searched(client_id, end)
 
     def _first_id(self, priority: int | None) -> int | None:
-        wanted = self._holding.queue.tails.wanted(ALL_BYTES)
+        wanted = self._context.queue.spilled.wanted(ALL_BYTES)
         starts = [lane.tail_from for lane, _ in wanted if priority in (None, lane.priority)]
         return min(starts, default=None)
 
@@ -249,10 +249,10 @@ class SpillReader:
         priority: int | None = None,
     ) -> list[Segment] | None:
         """Pull matching segments into memory and return them; None if the store does not answer."""
-        holding = self._holding
+        context = self._context
         try:
-            segments = await holding.store.find_segments(
-                holding.info.queue_id,
+            segments = await context.store.find_segments(
+                context.info.queue_id,
                 from_id,
                 client_id,
                 None if match is None else match.sender,
@@ -261,11 +261,11 @@ class SpillReader:
                 FOUND_SEGMENTS,
             )
         except TidegateError as failure:
-            log.warning("cannot search the tail of %s: %s", holding.info.name, failure)
+            log.warning("cannot search the tail of %s: %s", context.info.name, failure)
             return None
-        if holding.fenced:
+        if context.fenced:
             return None
-        holding.queue.bring_back(self._known(segments), pulled=True)
+        context.queue.bring_back(self._known(segments), pulled=True)
         return segments
 
     def _start(self, search: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -274,16 +274,16 @@ class SpillReader:
         task.add_done_callback(self._searches.discard)
         return task
 
-    async def look(self, first_id: int, last_id: int) -> tuple[list[Segment], int]:
+    async def read(self, first_id: int, last_id: int) -> tuple[list[Segment], int]:
         """Read segments with these ids from the store without adding them to the queue.
 
         Returns them and the id up to which they are complete.
         """
-        holding = self._holding
-        if not holding.queue.tails.has_between(first_id, last_id):
+        context = self._context
+        if not context.queue.spilled.has_between(first_id, last_id):
             return [], last_id
-        found = await holding.store.read_between(
-            holding.info.queue_id, first_id, last_id, SPILL_CHUNK_SEGMENTS, HEAD_BYTES_LOW
+        found = await context.store.read_between(
+            context.info.queue_id, first_id, last_id, SPILL_CHUNK_SEGMENTS, HEAD_BYTES_LOW
         )
         # Only the store knows whether the result was cut short. The next call asks from there on.
         through = min(max(found[-1].open_end_id - 1, first_id), last_id) if found else last_id
@@ -294,10 +294,10 @@ class SpillReader:
 
         Returns the id up to which the chunk is complete.
         """
-        found, through = await self.look(first_id, last_id)
-        if not self._holding.fenced:
+        found, through = await self.read(first_id, last_id)
+        if not self._context.fenced:
             for_anyone = [segment for segment in found if segment.receivers is None]
-            self._holding.queue.bring_back(for_anyone, pulled=True)
+            self._context.queue.bring_back(for_anyone, pulled=True)
         return through
 
     def fenced(self) -> None:
@@ -328,11 +328,11 @@ class DelayedReader:
 
     def __init__(
         self,
-        holding: ReplicaContext,
+        context: ReplicaContext,
         became_due: Callable[[], None],
         known: Callable[[list[Segment]], list[Segment]],
     ) -> None:
-        self._holding = holding
+        self._context = context
         self._became_due = became_due
         # Removes segments that are being stored right now: their writer adds them.
         self._known = known
@@ -346,28 +346,28 @@ class DelayedReader:
 
     async def load(self) -> None:
         """Count what the store has; called when the queue has been claimed."""
-        holding, delayed = self._holding, self._holding.queue.delayed
-        delayed.in_store = await holding.store.count_due(holding.info.queue_id)
+        context, delayed = self._context, self._context.queue.delayed
+        delayed.in_store = await context.store.count_due(context.info.queue_id)
         if delayed.in_store:
             self._horizon = BEGINNING
             self.read_ahead()
 
     def add(self, segment: Segment) -> None:
         """Add a stored segment that is not due yet, in memory or beyond the horizon."""
-        holding = self._holding
+        context = self._context
         key = _key(segment)
         if (
-            holding.info.durable
+            context.info.durable
             and key <= self._horizon
-            and not holding.budget.has_room_for(segment.cost_bytes)
+            and not context.budget.has_room_for(segment.cost_bytes)
         ):
             # Memory is short: the messages that are due last stay in the store only.
-            self._horizon = min(holding.queue.delayed.evict(), self._horizon)
+            self._horizon = min(context.queue.delayed.evict(), self._horizon)
         if key <= self._horizon:
-            holding.queue.add_for_later(segment)
+            context.queue.add_for_later(segment)
             self.set_alarm()
         else:
-            holding.queue.delayed.in_store += segment.open
+            context.queue.delayed.in_store += segment.open
             if self._reading is not None:
                 self._left_meanwhile.append(segment)
 
@@ -375,8 +375,8 @@ class DelayedReader:
 
     def set_alarm(self) -> None:
         """Set the timer for the message that is due first."""
-        holding = self._holding
-        delayed, clock = holding.queue.delayed, holding.clock
+        context = self._context
+        delayed, clock = context.queue.delayed, context.clock
         wait_s = min(
             delayed.scheduled.next_due - clock.wall(),
             delayed.retrying.next_due - clock.monotonic(),
@@ -399,10 +399,10 @@ class DelayedReader:
 
     def release(self) -> None:
         """Make due messages ready, then set the timer and read ahead."""
-        holding = self._holding
-        if holding.fenced:
+        context = self._context
+        if context.fenced:
             return
-        queue, clock = holding.queue, holding.clock
+        queue, clock = context.queue, context.clock
         if queue.release_due(clock.wall(), clock.monotonic()):
             self._became_due()
         self.set_alarm()
@@ -412,29 +412,29 @@ class DelayedReader:
 
     def read_ahead(self) -> None:
         """Start reading what is due soon, and more if memory has room."""
-        holding = self._holding
-        if not holding.queue.delayed.in_store or self._reading is not None or holding.fenced:
+        context = self._context
+        if not context.queue.delayed.in_store or self._reading is not None or context.fenced:
             return
-        near = self._horizon[0] <= holding.clock.wall() + NEAR_S
+        near = self._horizon[0] <= context.clock.wall() + NEAR_S
         if near or (
-            holding.budget.has_room_for(DELAYED_CHUNK_BYTES)
-            and holding.queue.delayed.scheduled.count == 0
+            context.budget.has_room_for(DELAYED_CHUNK_BYTES)
+            and context.queue.delayed.scheduled.count == 0
         ):
             self._reading = asyncio.create_task(self._read(), name="read-later")
 
     async def _read(self) -> None:
-        holding = self._holding
-        queue, delayed = holding.queue, holding.queue.delayed
+        context = self._context
+        queue, delayed = context.queue, context.queue.delayed
         behind = self._horizon
         try:
-            segments = await holding.store.read_due(
-                holding.info.queue_id, behind, DELAYED_CHUNK_SEGMENTS, DELAYED_CHUNK_BYTES
+            segments = await context.store.read_due(
+                context.info.queue_id, behind, DELAYED_CHUNK_SEGMENTS, DELAYED_CHUNK_BYTES
             )
         except TidegateError as failure:
-            log.warning("cannot read what is due in %s yet: %s", holding.info.name, failure)
+            log.warning("cannot read what is due in %s yet: %s", context.info.name, failure)
             await asyncio.sleep(0.2)
         else:
-            if holding.fenced or self._horizon != behind:
+            if context.fenced or self._horizon != behind:
                 return
             for segment in self._known(self._with_what_was_left(segments)):
                 delayed.in_store = max(delayed.in_store - segment.open, 0)
@@ -466,7 +466,7 @@ class DelayedReader:
         ]
         return sorted([*segments, *missed], key=_key)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Reset after a purge."""
         self._horizon = END
         self._left_meanwhile = []

@@ -76,7 +76,7 @@ class NodeStatsCollector:
             queues = [self._of_queue(replica, steps) for replica in found]
         else:
             # Summary stats: without what only control loops need
-            queues = [replica.brief.take() for replica in found]
+            queues = [replica.brief.collect() for replica in found]
         nodes = [self.of_node(queues)]
         if cluster:
             others = [
@@ -84,12 +84,12 @@ class NodeStatsCollector:
                 for member in await node.store.members()
                 if member.alive and member.member_id != node.member_id
             ]
-            nodes += await node.neighbours.numbers(others, queue_id, steps, with_durations)
+            nodes += await node.node_clients.numbers(others, queue_id, steps, with_durations)
         return ClusterStats(nodes)
 
     def _of_queue(self, replica: Replica, steps: int | None) -> QueueStats:
         numbers = replica.numbers(steps)
-        alias = self._node.aliases.known(replica)
+        alias = self._node.aliases.logical_queue(replica)
         if alias is not None:
             numbers.producers = alias.producers
             numbers.members = alias.counts()
@@ -166,12 +166,12 @@ class SummaryStatsCache:
         self._seen: tuple[object, ...] = ()
         self._last: QueueSummaryStats | None = None
 
-    def take(self) -> QueueSummaryStats:
+    def collect(self) -> QueueSummaryStats:
         replica = self._replica
-        holding, dispatch = replica.holding, replica.dispatch
-        meters, info = holding.meters, replica.info
+        context, dispatch = replica.context, replica.dispatch
+        meters, info = context.meters, replica.info
         put, delivered, acked = meters.put, meters.delivered, meters.acked
-        waiting = len(holding.queue)
+        waiting = len(context.queue)
         seen = (
             *(put.total, delivered.total, acked.total),
             *(put.per_s, delivered.per_s, acked.per_s),
@@ -180,7 +180,7 @@ class SummaryStatsCache:
         is_still = not waiting and dispatch.is_idle
         if is_still and self._last is not None and seen == self._seen:
             return self._last
-        oldest = holding.queue.contents.oldest() if waiting else None
+        oldest = context.queue.contents.oldest() if waiting else None
         consumers = dispatch.holders.consumers
         policy = info.policy
         found = QueueSummaryStats(
@@ -191,7 +191,7 @@ class SummaryStatsCache:
             waiting=waiting,
             waiting_in_store=0,
             unacknowledged=dispatch.holders.unacknowledged,
-            oldest_age_s=0.0 if oldest is None else ready_for_s(oldest, holding.clock.wall()),
+            oldest_age_s=0.0 if oldest is None else ready_for_s(oldest, context.clock.wall()),
             resident_bytes=0,
             put=put.total,
             delivered=delivered.total,
@@ -208,7 +208,7 @@ class SummaryStatsCache:
             consumers=[],
             dead_lettered=meters.dead_lettered.total,
             paused=policy.paused,
-            logical=holding.logical_name,
+            logical=context.logical_name,
             replica=info.number,
             alias_id=info.alias_id,
             elastic=info.elastic,
@@ -229,8 +229,8 @@ def detailed_stats(replica: Replica, steps: int | None) -> QueueStats:
 
     `steps` is the number of control steps of each consumer; None: no consumers.
     """
-    holding, info, dispatch = replica.holding, replica.info, replica.dispatch
-    meters, queue = holding.meters, holding.queue
+    context, info, dispatch = replica.context, replica.info, replica.dispatch
+    meters, queue = context.meters, context.queue
     oldest = queue.contents.oldest() if len(queue) else None
     consumers = dispatch.holders.consumers
     of_loops = info.elastic or bool(info.alias_id)
@@ -240,10 +240,10 @@ def detailed_stats(replica: Replica, steps: int | None) -> QueueStats:
         durable=info.durable,
         epoch=replica.epoch,
         waiting=len(queue),
-        waiting_in_store=queue.tails.count,
+        waiting_in_store=queue.spilled.count,
         unacknowledged=dispatch.holders.unacknowledged,
-        oldest_age_s=ready_for_s(oldest, holding.clock.wall()) if oldest else 0.0,
-        resident_bytes=queue.residents.cost_bytes,
+        oldest_age_s=ready_for_s(oldest, context.clock.wall()) if oldest else 0.0,
+        resident_bytes=queue.in_memory.cost_bytes,
         put=meters.put.total,
         delivered=meters.delivered.total,
         acked=meters.acked.total,
@@ -262,19 +262,19 @@ def detailed_stats(replica: Replica, steps: int | None) -> QueueStats:
         dropped=meters.dropped.total,
         expired=meters.expired.total,
         deduplicated=meters.deduplicated.total,
-        paused=holding.policy.paused,
-        logical=holding.logical_name,
+        paused=context.policy.paused,
+        logical=context.logical_name,
         replica=info.number,
         alias_id=info.alias_id,
         elastic=info.elastic,
         producers=replica.intake.producers_of_late(),
         handed_over=meters.handed_over.total,
         taken_over=meters.taken_over.total,
-        homes_held=sorted(replica.homes.held()) if of_loops else [],
-        homes_ahead=sorted(replica.homes.ahead()) if of_loops else [],
+        homes_held=sorted(replica.assignments.held()) if of_loops else [],
+        homes_ahead=sorted(replica.assignments.ahead()) if of_loops else [],
         prefetch_goal=""
-        if holding.policy.prefetch is None
-        else format_goal(holding.policy.prefetch),
+        if context.policy.prefetch is None
+        else format_goal(context.policy.prefetch),
         consumer_count=len(consumers),
         prefetch=sum([consumer.prefetch for consumer in consumers]),
     )
@@ -283,8 +283,8 @@ def detailed_stats(replica: Replica, steps: int | None) -> QueueStats:
 def _of_consumer(consumer: Consumer, steps: int) -> ConsumerStats:
     return ConsumerStats(
         consumer=consumer.consumer,
-        client_id=consumer.outlet.client_id,
-        client_name=consumer.outlet.client_name,
+        client_id=consumer.target.client_id,
+        client_name=consumer.target.client_name,
         prefetch=consumer.prefetch,
         unacknowledged=consumer.book.outstanding,
         delivered=consumer.meters.delivered.total,
@@ -294,7 +294,7 @@ def _of_consumer(consumer: Consumer, steps: int) -> ConsumerStats:
         automatic=consumer.automatic,
         service=make_durations(consumer.meters.service),
         control=[] if consumer.control is None else list(consumer.control)[-steps:],
-        trial_by="" if consumer.trial is None else consumer.trial.client_name,
+        trial_by="" if consumer.experiment is None else consumer.experiment.client_name,
     )
 
 

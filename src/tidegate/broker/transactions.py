@@ -149,7 +149,7 @@ class Transactions:
 
     def __init__(self, node: Node, meeting: QueueColocation) -> None:
         self._node = node
-        self._meeting = meeting
+        self._colocation = meeting
         self._once: InFlightRequests[list[PutMessageResponse] | str] = InFlightRequests()
 
     async def close(self) -> None:
@@ -167,7 +167,7 @@ class Transactions:
         self, packet: Transact, bodies: list[bytes], held: LeasedMessages, sender: int
     ) -> list[PutMessageResponse] | str:
         if not held:
-            elsewhere = await self._meeting.coordinator({put.queue_id for put in packet.puts})
+            elsewhere = await self._colocation.coordinator({put.queue_id for put in packet.puts})
             if elsewhere is not None:
                 return elsewhere
         return await retry_while_moving(lambda: self._try(packet, bodies, held, sender))
@@ -176,14 +176,14 @@ class Transactions:
         self, packet: Transact, bodies: list[bytes], held: LeasedMessages, sender: int
     ) -> list[PutMessageResponse]:
         key = (packet.producer, packet.batch)
-        replicas = await self._meeting.gather(
+        replicas = await self._colocation.gather(
             {put.queue_id: (len(put.lengths), sum(put.lengths)) for put in packet.puts}, key
         )
         # From here to the commit nothing awaits, so no queue can leave.
         for replica in replicas.values():
             if not replica.info.durable:
                 raise _transient(replica)
-            if replica.intake.knows(*key):
+            if replica.intake.is_stored(*key):
                 return []  # All or none: one queue that has it speaks for all
         if packet.acks and not held:
             raise LeaseLost(
@@ -211,7 +211,7 @@ class Transactions:
                 else:
                     batch.confirm()
         except BaseException:
-            commit.give_up()
+            commit.fail()
             raise
         await commit.store(self._node.store)
         return answers
@@ -233,7 +233,7 @@ class Publishing:
 
     def __init__(self, node: Node, meeting: QueueColocation) -> None:
         self._node = node
-        self._meeting = meeting
+        self._colocation = meeting
         self._once: InFlightRequests[list[int] | str] = InFlightRequests()
 
     async def close(self) -> None:
@@ -249,12 +249,12 @@ class Publishing:
         )
 
     async def _put_to(self, packet: PutToQueues, payload: bytes, sender: int) -> list[int] | str:
-        elsewhere = await self._meeting.coordinator(set(packet.queue_ids))
+        elsewhere = await self._colocation.coordinator(set(packet.queue_ids))
         if elsewhere is not None:
             return elsewhere
         key = (packet.producer, packet.batch)
         needs = dict.fromkeys(packet.queue_ids, (1, len(payload)))
-        replicas = await self._meeting.gather(needs, key, partial=packet.partial)
+        replicas = await self._colocation.gather(needs, key, partial=packet.partial)
         messages = PutMessages(
             0,
             packet.producer,
@@ -266,7 +266,7 @@ class Publishing:
             None if packet.attributes is None else [packet.attributes],
         )
         # A repeated request: queues that have the message must not get it twice.
-        new = [replica for replica in replicas.values() if not replica.intake.knows(*key)]
+        new = [replica for replica in replicas.values() if not replica.intake.is_stored(*key)]
         if packet.partial:
             for replica in new:
                 try:
@@ -294,19 +294,19 @@ class Publishing:
         if topic is None:
             raise TopicNotExisting(f"no topic named {packet.topic!r}: create it first")
         subscriptions = _wanting(messages, topic.subscriptions)
-        elsewhere = await self._meeting.coordinator({each.queue_id for each in subscriptions})
+        elsewhere = await self._colocation.coordinator({each.queue_id for each in subscriptions})
         if elsewhere is not None:
             return elsewhere
         key = (messages.producer, messages.batch)
         need = (len(messages.lengths), len(body))
         try:
-            replicas = await self._meeting.gather(
+            replicas = await self._colocation.gather(
                 {each.queue_id: need for each in subscriptions}, key
             )
         except QueueNotExisting:
             raise Unavailable("a subscription ended meanwhile: try again") from None
         # All or none: if one queue has the batch, the others have it or were subscribed later.
-        if not any(replica.intake.knows(*key) for replica in replicas.values()):
+        if not any(replica.intake.is_stored(*key) for replica in replicas.values()):
             filters = {replicas[each.queue_id]: each.filter for each in subscriptions}
             await self._store(messages, body, sender, filters)
         return _counts(messages, subscriptions)
@@ -340,7 +340,7 @@ class Publishing:
                         takers.append((replica, offset_ranges(left_out)))
                 commit.publish(columns, takers)
         except BaseException:
-            commit.give_up()
+            commit.fail()
             raise
         await commit.store(self._node.store)
 
@@ -384,7 +384,7 @@ class JointCommit:
     """One commit of one producer's batch.
 
     The caller must not await between creating it and `store`. If preparing fails, it calls
-    `give_up`.
+    `fail`.
     """
 
     def __init__(self, producer: int, batch: int) -> None:
@@ -421,7 +421,7 @@ class JointCommit:
 
     def ack(self, replica: Replica, holder: Consumer, ranges: Ranges) -> None:
         """Add the acknowledgement of leases; raises `LeaseLost` if not all of them are held."""
-        pledge = replica.dispatch.pledge(holder, ranges)
+        pledge = replica.dispatch.lease_to_transaction(holder, ranges)
         if pledge is None:
             raise LeaseLost(
                 f"a message of queue {replica.info.title} is no longer held: nothing of the "
@@ -439,21 +439,21 @@ class JointCommit:
             await self._commit(store)
             crash_point("after-joint-commit")
         except BaseException:
-            self.give_up()
+            self.fail()
             raise
         for replica in self._takers:
             replica.intake.remember(self._producer, self._batch)
         for replica, pledge in self._pledges:
-            replica.dispatch.redeem(pledge)
+            replica.dispatch.commit_transaction(pledge)
         for replica, write in self._writes:
-            replica.intake.arrivals.came(write.segment, write.dedup_ids)
+            replica.intake.arrivals.on_stored(write.segment, write.dedup_ids)
         for replica, publication, target in self._targets:
-            replica.intake.arrivals.came(publication.segment(target), target.dedup_ids)
+            replica.intake.arrivals.on_stored(publication.segment(target), target.dedup_ids)
 
-    def give_up(self) -> None:
+    def fail(self) -> None:
         """Release the reserved ids and leases: nothing will be stored."""
         for replica, pledge in self._pledges:
-            replica.dispatch.release(pledge)
+            replica.dispatch.abort_transaction(pledge)
         for replica, write in self._writes:
             replica.intake.arrivals.not_coming(write.segment.first_id, write.dedup_ids or ())
         for replica, _, target in self._targets:
@@ -587,8 +587,8 @@ class QueueColocation:
             full = [
                 replica.info.title
                 for queue_id, replica in replicas.items()
-                if not replica.intake.knows(*key)
-                and not replica.intake.room.lets_in(*needs[queue_id])
+                if not replica.intake.is_stored(*key)
+                and not replica.intake.limits.has_room_for(*needs[queue_id])
             ]
             if not full:
                 return replicas

@@ -140,9 +140,9 @@ class SegmentTransfer:
         block = taker.intake.arrivals.expect(id_count)
         came: list[Segment] = []
         if homed:
-            taker.homes.groups_wait(block[0])
+            taker.assignments.groups_wait(block[0])
         try:
-            answer = await self._ask(taker, source_id, block, count, homed)
+            answer = await self._request_pull(taker, source_id, block, count, homed)
             crash_point("after-pull-answer")
             if not answer.segments:
                 return 0, answer.ids_needed
@@ -161,10 +161,10 @@ class SegmentTransfer:
         finally:
             taker.intake.arrivals.came_over(block, [])
             if homed:
-                taker.homes.groups_go_on(block[0])
+                taker.assignments.groups_go_on(block[0])
         return sum(segment.open for segment in came), 0
 
-    async def _ask(
+    async def _request_pull(
         self, taker: Replica, source_id: int, block: IdRange, count: int, homed: bool
     ) -> GiveAwayResponse:
         """Ask the source to move what it can, until it is known what came."""
@@ -195,9 +195,9 @@ class SegmentTransfer:
                 giver = await self._node.ownership.route(source_id)
                 crash_point("before-pull")
                 if isinstance(giver, Replica):
-                    answer: Packet = await self.give_away(giver, request)
+                    answer: Packet = await self.give_segments(giver, request)
                 else:
-                    answer = await self._node.neighbours.ask(giver, request, _ANSWER_S)
+                    answer = await self._node.node_clients.request(giver, request, _ANSWER_S)
                 assert isinstance(answer, GiveAwayResponse)
                 return answer
             except QueueNotExisting:
@@ -222,7 +222,9 @@ class SegmentTransfer:
         first_id, last_id = block
         found: list[Segment] = []
         while not taker.fenced:
-            some = await self._insist(taker, partial(self._read_from, taker, first_id, last_id))
+            some = await self._retry_while_owner(
+                taker, partial(self._read_from, taker, first_id, last_id)
+            )
             if not some:
                 return found
             found += some
@@ -236,7 +238,9 @@ class SegmentTransfer:
             taker.info.queue_id, first_id, last_id, _READ_SEGMENTS, _READ_BYTES
         )
 
-    async def _insist(self, replica: Replica, work: Callable[[], Awaitable[Result]]) -> Result:
+    async def _retry_while_owner(
+        self, replica: Replica, work: Callable[[], Awaitable[Result]]
+    ) -> Result:
         """Repeat `work` while the store does not answer and the queue is this node's."""
         backoff_s = _BACKOFF_FIRST_S
         while True:
@@ -250,7 +254,7 @@ class SegmentTransfer:
 
     # Source
 
-    async def give_away(self, giver: Replica, request: GiveAway) -> GiveAwayResponse:
+    async def give_segments(self, giver: Replica, request: GiveAway) -> GiveAwayResponse:
         """Move ready messages that may go there to the queue that asks.
 
         A repeated request shares the result of the first one.
@@ -258,7 +262,7 @@ class SegmentTransfer:
         task = self._given.get(request.move_id)
         if task is None:
             _check(giver)
-            task = asyncio.create_task(self._give_away(giver, request))
+            task = asyncio.create_task(self._give_segments(giver, request))
             self._given[request.move_id] = task
             task.add_done_callback(partial(self._over, request.move_id))
             while len(self._given) > _REMEMBERED:
@@ -273,14 +277,14 @@ class SegmentTransfer:
         if not task.cancelled() and isinstance(task.exception(), _REFUSALS):
             self._given.pop(move_id, None)
 
-    async def _give_away(self, giver: Replica, request: GiveAway) -> GiveAwayResponse:
+    async def _give_segments(self, giver: Replica, request: GiveAway) -> GiveAwayResponse:
         topology = self._node.aliases.topology_with(giver.info.queue_id, request.target)
         if topology is None:
             raise NotOwner("the topology is not known here yet: ask again")
         limits = (request.count, MOVE_BYTES_MAX, request.id_count)
-        chosen = giver.departures.take_segments(_TransferRequest(topology, giver, request), *limits)
+        chosen = giver.outgoing.take_segments(_TransferRequest(topology, giver, request), *limits)
         while not chosen and await giver.dispatch.tail.more_of_all():
-            chosen = giver.departures.take_segments(
+            chosen = giver.outgoing.take_segments(
                 _TransferRequest(topology, giver, request), *limits
             )
         if not chosen:
@@ -320,7 +324,7 @@ class SegmentTransfer:
             raise
         finally:
             if not moved:
-                giver.departures.stay([span for spans in chosen for span in spans])
+                giver.outgoing.stay([span for spans in chosen for span in spans])
         if not moved:
             await self._find_out(giver)
             raise StaleEpoch("the queue that asked has a new owner: nothing was moved")
@@ -330,7 +334,7 @@ class SegmentTransfer:
             if not segment.reloaded and segment.attempts is None
         ]
         counts = [segment.count for segment in segments]
-        giver.departures.handed_over(chosen)
+        giver.outgoing.handed_over(chosen)
         return GiveAwayResponse(list(zip(new_first_ids, counts, strict=True)), untouched)
 
     async def _move(self, giver: Replica, move: SegmentMove) -> bool:
@@ -346,7 +350,7 @@ class SegmentTransfer:
             return self._node.store.move(move)
 
         try:
-            moved = await self._insist(giver, again)
+            moved = await self._retry_while_owner(giver, again)
         except _REFUSALS:
             if tries == 1:
                 raise
@@ -355,7 +359,9 @@ class SegmentTransfer:
             return moved
         # That is the result of the last attempt; an earlier one may have moved them.
         try:
-            return await self._insist(giver, lambda: self._has_come(move.move_id, move.target))
+            return await self._retry_while_owner(
+                giver, lambda: self._has_come(move.move_id, move.target)
+            )
         except _REFUSALS as failure:
             raise IoFailure(f"a move from {giver.info.title} is not finished: {failure}") from None
 
@@ -363,7 +369,7 @@ class SegmentTransfer:
         """Find out whether this queue's epoch was refused; if so, fence it."""
         still_ours = await self._node.store.drop_done(giver.info.queue_id, giver.epoch)
         if not still_ours:
-            giver.fence(giver.holding.taken_over())
+            giver.fence(giver.context.taken_over())
 
 
 def _load_anew(replica: Replica) -> None:
@@ -373,8 +379,8 @@ def _load_anew(replica: Replica) -> None:
 
 def _ids_needed(giver: Replica, wish: _TransferRequest) -> int:
     """Return the number of ids that the first movable segment needs; 0 if there is none."""
-    chosen = giver.departures.take_segments(wish, 1, 1, BATCH_COUNT_MAX)
-    giver.departures.stay([span for spans in chosen for span in spans])
+    chosen = giver.outgoing.take_segments(wish, 1, 1, BATCH_COUNT_MAX)
+    giver.outgoing.stay([span for spans in chosen for span in spans])
     return chosen[0][0].segment.count if chosen else 0
 
 
@@ -387,7 +393,7 @@ def _check(replica: Replica) -> None:
 
 def _has_room(taker: Replica) -> bool:
     try:
-        return taker.intake.room.lets_in(1, 1)
+        return taker.intake.limits.has_room_for(1, 1)
     except LimitReached:
         return False
 
@@ -413,8 +419,8 @@ class _TransferRequest:
         self._homed = request.homed
         self._takes_any = place.state is ReplicaState.SERVING and not request.homed
         self._is_alias = giver.info.queue_id == topology.queue_id
-        self._kept_back = giver.homes.in_hand()
-        self._below_id = giver.homes.waits_from
+        self._kept_back = giver.assignments.in_hand()
+        self._below_id = giver.assignments.waits_from
 
     def __call__(self, segment: Segment, is_whole: bool) -> bool:
         if self._goes_home:
@@ -453,9 +459,9 @@ _IDS_MAX = 1 << 62
 async def split_segments(replica: Replica, topology: Topology) -> int:
     """Split ready segments up to a limit of messages; return how many segments were split."""
     homes = topology.homes
-    if not homes or not replica.holding.queue.residents.has_homed:
+    if not homes or not replica.context.queue.in_memory.has_homed:
         return 0
-    chosen = replica.departures.take_segments(
+    chosen = replica.outgoing.take_segments(
         lambda segment, _: len({abs(homes[index]) for index in segment_assignments(segment)}) > 1,
         _COUNT_MAX,
         _BYTES_MAX,
@@ -463,7 +469,7 @@ async def split_segments(replica: Replica, topology: Topology) -> int:
     )
     if not chosen:
         return 0
-    replica.homes.cut_up(
+    replica.assignments.cut_up(
         {home for spans in chosen for home in segment_assignments(spans[0].segment)}
     )
     try:
@@ -471,10 +477,10 @@ async def split_segments(replica: Replica, topology: Topology) -> int:
             try:
                 await _cut_up(replica, spans)
             except BaseException:
-                replica.departures.stay([span for rest in chosen[at + 1 :] for span in rest])
+                replica.outgoing.stay([span for rest in chosen[at + 1 :] for span in rest])
                 raise
     finally:
-        replica.homes.cut_up(set())
+        replica.assignments.cut_up(set())
     return len(chosen)
 
 
@@ -492,13 +498,13 @@ async def _cut_up(replica: Replica, spans: list[Span]) -> None:
         # Acknowledgements must be on disk first, or they would be lost for the new segments.
         await replica.settled()
         writes = [Write(piece, replica.epoch, [], []) for piece in pieces]
-        await commit_once(replica.holding.store, writes, [settlement])
+        await commit_once(replica.context.store, writes, [settlement])
     except BaseException:
         for piece in pieces:
             replica.intake.arrivals.not_coming(piece.first_id)
-        replica.departures.stay([kept, *cut])
+        replica.outgoing.stay([kept, *cut])
         raise
-    replica.departures.left(cut, settlement, MOVED)
-    replica.departures.stay([kept])
+    replica.outgoing.on_left(cut, settlement, MOVED)
+    replica.outgoing.stay([kept])
     for piece in pieces:
         replica.intake.arrivals.came_apart(piece)

@@ -145,7 +145,7 @@ def door(
             )
         )
     except TidegateError as failure:
-        if not ready.tell(str(failure)):
+        if not ready.report(str(failure)):
             raise
         raise typer.Exit(exit_code_of(failure)) from None
 
@@ -178,14 +178,14 @@ async def _serve(
             await telemetry.start(urlsplit(front.address).port or 0)
             record_requests(front, telemetry.requests)
             reached = reached_at(front.address, advertise)
-            loop = DoorLoop(front, store, name, told=telemetry.take, address=reached)
+            loop = DoorLoop(front, store, name, told=telemetry.record, address=reached)
             # Before the address is known to clients, so that the first request finds instances.
             await loop.run_once()
             running = [
                 asyncio.create_task(loop.run()),
                 asyncio.create_task(_refresh(telemetry)),
             ]
-            if not ready.tell(front.address):
+            if not ready.report(front.address):
                 if telemetry.address:
                     print(f"metrics: {telemetry.address}/metrics", file=sys.stderr)
                 print(front.address, flush=True)
@@ -349,11 +349,11 @@ class DoorTelemetry:
             else:
                 return pages
 
-    def take(self, sample: DoorSample, instances: Sequence[Instance], concurrency: int) -> None:
+    def record(self, sample: DoorSample, instances: Sequence[Instance], concurrency: int) -> None:
         if self._sampler is not None:
-            self._sampler.take(sample, instances, concurrency)
+            self._sampler.record(sample, instances, concurrency)
         if self._pages is not None:
-            self._pages.take(sample, self._standings)
+            self._pages.update(sample, self._standings)
 
     async def refresh_standings(self) -> None:
         """Read the status of the service's agreements as last stored by the leader."""

@@ -272,7 +272,7 @@ async def _host(
             if away:
                 away = ""
                 _print_line("the store answers again")
-            for line in rollout.look(now, instances):
+            for line in rollout.poll(now, instances):
                 _print_line(f"{name}: {line}")
             if now is None:
                 _print_line(f"{name} was undeployed: there is nothing left to do")

@@ -377,7 +377,7 @@ class _ResultPrinter:
     def found(self, query: str, tables: Mapping[str, Any]) -> None:
         for name, table in tables.items():
             for row in table.to_pylist():
-                line = self._standing.take(name, row)
+                line = self._standing.add_row(name, row)
                 if self._output.as_json:
                     self._output.json({"table": name, **row}, one_line=True)
                 elif line is not None and not self._output.on_terminal:
@@ -469,10 +469,10 @@ class WatchStatus:
         for name in ("compliance", "anomalies"):
             table = read_table(folder, name)
             for row in [] if table is None else table.sort_by(_ORDER[name]).to_pylist():
-                standing.take(name, row)
+                standing.add_row(name, row)
         return standing
 
-    def take(self, table: str, row: Mapping[str, Any]) -> str | None:
+    def add_row(self, table: str, row: Mapping[str, Any]) -> str | None:
         """Add a row; return a line about it if the verdict or alarm changed, or for an anomaly."""
         if table == "anomalies":
             from tidegate.pipeline.watch import describe_anomaly

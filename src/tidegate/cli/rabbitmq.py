@@ -294,7 +294,7 @@ class _Run:
                     await self._show(steering)
         finally:
             if crew is not None:
-                await crew.end()
+                await crew.stop()
 
     async def note_decision(self, service: str, document: bytes, leader_epoch: int) -> None:
         """Print a decision; the journal calls this instead of a store."""
@@ -323,7 +323,7 @@ class _Run:
             self._output.line(f"queue {self._queue} is a plain queue")
 
     async def _show(self, steering: RabbitmqController) -> None:
-        found = await steering.look()
+        found = await steering.inspect()
         if self._output.as_json:
             self._output.json(_document(self._queue, found))
             return

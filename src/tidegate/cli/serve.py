@@ -216,7 +216,7 @@ def node(
             )
         )
     except TidegateError as failure:
-        if not ready.tell(str(failure)):
+        if not ready.report(str(failure)):
             raise
         raise typer.Exit(exit_code_of(failure)) from None
 
@@ -285,7 +285,7 @@ async def _serve_node(
             await declare_queues(store, settings.queues)
         if settings.metrics.enabled:
             door = await _opened_door(node, port, metrics_port, settings)
-        if not ready.tell(f"{node.address} {node.metrics_address}"):
+        if not ready.report(f"{node.address} {node.metrics_address}"):
             if node.metrics_address:
                 print(f"metrics: {node.metrics_address}/metrics", file=sys.stderr)
             print(node.address, flush=True)
@@ -569,7 +569,7 @@ def console(
             )
         )
     except TidegateError as failure:
-        if not ready.tell(str(failure)):
+        if not ready.report(str(failure)):
             raise
         raise typer.Exit(exit_code_of(failure)) from None
 
@@ -643,7 +643,7 @@ async def _serve_console(
         await stack.enter_async_context(serving(application, listener, tls))
         shown = url_host(host, settings.console.names)
         address = f"{'http' if tls is None else 'https'}://{shown}:{bound}"
-        if not ready.tell(address):
+        if not ready.report(address):
             print(address, flush=True)
         await stop.wait()
 

@@ -126,7 +126,7 @@ async def deploy_and_wait(urls: Sequence[str], asked: ServiceRequest, patience_s
         deadline = time.monotonic() + patience_s
         while True:
             now, instances = await read_service(store, name)
-            for line in rollout.look(now, instances):
+            for line in rollout.poll(now, instances):
                 print(f"{name}: {line}", file=sys.stderr)
             progress = rollout.progress(now, instances, await store.door_samples(name))
             if progress is RolloutState.DONE:
@@ -460,7 +460,7 @@ class Rollout:
         self._detail = ""
         self._failed: dict[int, str] = {}
 
-    def look(self, service: Service | None, instances: Sequence[Instance]) -> list[str]:
+    def poll(self, service: Service | None, instances: Sequence[Instance]) -> list[str]:
         """Return a sentence for each change since the previous call."""
         news = []
         seen = set()

@@ -409,7 +409,7 @@ async def watched(url: str, stores: list[str], every_s: float | None, show: Show
     async with overview_poller(url, stores) as looking:
         while True:
             began = time.monotonic()
-            show(await looking.look())
+            show(await looking.poll())
             if every_s is None:
                 return
             await asyncio.sleep(max(every_s - (time.monotonic() - began), 0.0))
@@ -508,11 +508,11 @@ class OverviewPoller:
     def person(self) -> UserConnection:
         return self._person
 
-    async def look(self) -> OverviewRow:
+    async def poll(self) -> OverviewRow:
         """Wait for the next snapshot of the console's watch, taken each second, and return it."""
         watch = self._person.watch
-        await watch.next_look()
-        sight, overview = watch.sight, watch.overview
+        await watch.next_snapshot()
+        sight, overview = watch.snapshot, watch.overview
         rows = by_need(overview)
         lost = ""
         if sight.is_stale:

@@ -245,7 +245,7 @@ def prefetch(
             from tidegate.tuning.experiment import tune as run
             from tidegate.tuning.figure import draw_tuning
 
-            print_progress(f"measuring {found.says}")
+            print_progress(f"measuring {found.description}")
             about = ExperimentOrigin("tidegate" if is_native else "rabbitmq", queue, time.time())
             try:
                 tuned = await run(found, wish, heard, about)
@@ -453,7 +453,7 @@ async def _telling_what_is_left(
     leaves = ""
     try:
         async with found as consumer:
-            leaves = consumer.leaves
+            leaves = consumer.restored_text
             yield consumer
     except asyncio.CancelledError:
         print_progress(f"stopped, and nothing was designed: {leaves or 'nothing was touched yet'}")
@@ -472,7 +472,7 @@ async def _on_node(
         found: TunableConsumer | None = None
         if not wants_probe:
             try:
-                found = await ExistingConsumers.of(client, queue)
+                found = await ExistingConsumers.find(client, queue)
             except NoConsumers:
                 pass
             except InvalidValue as standing:

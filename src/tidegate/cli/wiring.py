@@ -335,8 +335,8 @@ def control_loops_of(
     return ControlLoops(
         node.store,
         lambda: node.member_id,
-        NativeSensor(node.store.members, node.neighbours.asked),
-        NativeActuator(node.store, node.neighbours.ask),
+        NativeSensor(node.store.members, node.node_clients.request_with_body),
+        NativeActuator(node.store, node.node_clients.request),
         fleet=fleet,
         learned=AcceptedModels(ModelRegistry(settings.knowledge_folder, log.warning)),
         recorder=None if node.recording is None else node.recording.recorder,

@@ -147,7 +147,7 @@ def worker(
     end_with_parent(patience_s=drain + EXIT_MESSAGE_S)
     ready = ReadyPipe()
     app = load_app(target)
-    ready.tell("imported")
+    ready.report("imported")
     chosen = None if queues is None else [name.strip() for name in queues.split(",")]
     with recorded(app, telemetry):
         app.run(
@@ -272,14 +272,14 @@ class Sources:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._seen = self._look()
+        self._seen = self._poll()
 
     def changed(self) -> list[str]:
         """Return the files that were added, removed or changed since the previous call."""
-        before, self._seen = self._seen, self._look()
+        before, self._seen = self._seen, self._poll()
         return sorted({path for path, _ in before.items() ^ self._seen.items()})
 
-    def _look(self) -> dict[str, int]:
+    def _poll(self) -> dict[str, int]:
         seen: dict[str, int] = {}
         for path in python_files(self._folder):
             try:

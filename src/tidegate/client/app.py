@@ -122,7 +122,7 @@ class App:
         self._on_prefetch_step: list[OnStep] = []
         # Set while the app runs:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._closing: GracefulShutdown | None = None
+        self._shutdown: GracefulShutdown | None = None
         self._engine: EngineClient | None = None
         self._connections = contextlib.AsyncExitStack()
         self._asking: asyncio.Task[EngineClient] | None = None
@@ -267,7 +267,7 @@ class App:
             )
 
             def told() -> None:
-                hurried = self._closing is not None and self._closing.over.is_set()
+                hurried = self._shutdown is not None and self._shutdown.over.is_set()
                 self.stop()
                 if hurried:
                     serving.cancel()
@@ -311,14 +311,14 @@ class App:
         async with self.running(
             queues=queues, concurrency=concurrency, prefetch=prefetch, drain_s=drain_s, url=url
         ):
-            assert self._closing is not None
-            await self._closing.asked.wait()
+            assert self._shutdown is not None
+            await self._shutdown.requested.wait()
 
     def stop(self) -> None:
         """Stop taking messages and let running handlers finish; a second call stops at once."""
-        if self._closing is not None:
-            log.info("stopping now" if self._closing.asked.is_set() else "stopping")
-            self._closing.ask()
+        if self._shutdown is not None:
+            log.info("stopping now" if self._shutdown.requested.is_set() else "stopping")
+            self._shutdown.request()
 
     @contextlib.asynccontextmanager
     async def running(
@@ -364,7 +364,7 @@ class App:
         if self._loop is not None:
             raise InvalidValue("the app is running already")
         self._loop = asyncio.get_running_loop()
-        self._closing = closing
+        self._shutdown = closing
         self._url_in_use = url or self.url
         try:
             async with self._connections:
@@ -377,7 +377,7 @@ class App:
                     await self._stop_asking()
         finally:
             self.has_cut_off = closing is not None and closing.has_cut_off
-            self._loop = self._closing = self._engine = None
+            self._loop = self._shutdown = self._engine = None
 
     def _staff(
         self, queues: Iterable[str] | None, concurrency: int | None, prefetch: Prefetch

@@ -129,7 +129,7 @@ class CatalogueCalls(Calls):
         """
         packet = CreateQueue(name, durable, policy or QueuePolicy(), ephemeral)
         try:
-            answered = await self._lifeline.ask(packet, repeatable=exist_ok)
+            answered = await self._connection.request(packet, repeatable=exist_ok)
         except QueueNameNotUnique:
             if not exist_ok:
                 raise
@@ -140,7 +140,7 @@ class CatalogueCalls(Calls):
     async def delete_queue(self, queue: str | int) -> None:
         """Delete a queue and its messages; raise `QueueNotExisting` if there is none."""
         queue_id = await self.queue_id(queue)
-        await self._lifeline.ask(DeleteQueue(queue_id), repeatable=False)
+        await self._connection.request(DeleteQueue(queue_id), repeatable=False)
         self._forget_queue(queue_id)
 
     def _forget_queue(self, queue_id: int) -> None:
@@ -149,7 +149,7 @@ class CatalogueCalls(Calls):
     async def queues(self) -> list[QueueInfo]:
         """Return all queues; an empty list if there are none."""
         try:
-            packet = (await self._lifeline.ask(GetQueues())).packet
+            packet = (await self._connection.request(GetQueues())).packet
         except NoQueues:
             return []
         assert isinstance(packet, GetQueuesResponse)
@@ -158,7 +158,7 @@ class CatalogueCalls(Calls):
     async def active_queues(self) -> list[QueueInfo]:
         """Return the queues that hold a message for this client."""
         try:
-            packet = (await self._lifeline.ask(GetActiveQueues())).packet
+            packet = (await self._connection.request(GetActiveQueues())).packet
         except NoActiveQueues:
             return []
         assert isinstance(packet, GetActiveQueuesResponse)
@@ -183,7 +183,7 @@ class CatalogueCalls(Calls):
             known = before or info.policy
             policy = _changed(known, changes)
             try:
-                await self._lifeline.ask(SetPolicy(info.queue_id, policy, known))
+                await self._connection.request(SetPolicy(info.queue_id, policy, known))
                 return policy
             except ChangedMeanwhile:
                 if before is not None or not left:
@@ -222,7 +222,7 @@ class CatalogueCalls(Calls):
             reason,
             limit,
         )
-        answered = await self._lifeline.ask(packet, repeatable=False)
+        answered = await self._connection.request(packet, repeatable=False)
         assert isinstance(answered.packet, RedriveResponse)
         return answered.packet.count
 
@@ -244,14 +244,14 @@ class CatalogueCalls(Calls):
         """
         check_count("limit", limit)
         queue_id = await self.queue_id(queue)
-        holder = ReadSettler(self._lifeline, str(queue), 0)
+        holder = ReadSettler(self._connection, str(queue), 0)
         found: list[Message] = []
         while True:
             packet = GetMessages(queue_id, limit - len(found), first_id, last_id)
-            answered = await self._lifeline.ask(packet)
+            answered = await self._connection.request(packet)
             page = answered.packet
             assert isinstance(page, GetMessagesResponse)
-            batches = split_payloads(page.runs, answered.body, holder, self._lifeline.generation)
+            batches = split_payloads(page.runs, answered.body, holder, self._connection.generation)
             found += [message for batch in batches for message in batch]
             if page.more_from is None or len(found) >= limit:
                 return found
@@ -267,7 +267,7 @@ class CatalogueCalls(Calls):
         """
         check_count("limit", limit)
         packet = GetWaitingIds(await self.queue_id(queue), limit, last_id)
-        answered = await self._lifeline.ask(packet)
+        answered = await self._connection.request(packet)
         assert isinstance(answered.packet, GetWaitingIdsResponse)
         return WaitingIds(answered.packet.ranges, answered.packet.below_id)
 
@@ -280,13 +280,13 @@ class CatalogueCalls(Calls):
         packet = AcknowledgeIds(await self.queue_id(queue), list(ranges))
         # Repeatable: ids are never assigned twice, so after a lost answer the messages are simply
         # gone.
-        answered = await self._lifeline.ask(packet)
+        answered = await self._connection.request(packet)
         assert isinstance(answered.packet, AcknowledgeIdsResponse)
         return answered.packet.count
 
     async def purge(self, queue: str | int) -> int:
         """Delete all waiting messages of a queue; return their number."""
-        packet = (await self._lifeline.ask(PurgeQueue(await self.queue_id(queue)))).packet
+        packet = (await self._connection.request(PurgeQueue(await self.queue_id(queue)))).packet
         assert isinstance(packet, PurgeQueueResponse)
         return packet.count
 
@@ -306,7 +306,7 @@ class CatalogueCalls(Calls):
         """
         queue_id = None if queue is None else await self.queue_id(queue)
         asked = Stats(queue_id, steps=steps, consumers=not brief, durations=not brief)
-        answered = await self._lifeline.ask(asked)
+        answered = await self._connection.request(asked)
         return msgspec.json.decode(answered.body, type=ClusterStats)
 
     async def node_stats(self, *, steps: int | None = 1, durations: bool = True) -> ClusterStats:
@@ -317,18 +317,18 @@ class CatalogueCalls(Calls):
         asked = Stats(None, cluster=False, consumers=False, durations=durations)
         if steps is not None:
             asked = Stats(None, cluster=False, steps=steps, durations=durations)
-        answered = await self._lifeline.ask(asked)
+        answered = await self._connection.request(asked)
         return msgspec.json.decode(answered.body, type=ClusterStats)
 
     async def rights(self) -> tuple[str, list[Grant]]:
         """Return the user and the granted roles; the user is empty if no login is needed."""
-        packet = (await self._lifeline.ask(GetRights())).packet
+        packet = (await self._connection.request(GetRights())).packet
         assert isinstance(packet, GetRightsResponse)
         return packet.user, packet.grants
 
     async def members(self) -> list[Member]:
         """Return the nodes of the cluster."""
-        packet = (await self._lifeline.ask(GetMembers())).packet
+        packet = (await self._connection.request(GetMembers())).packet
         assert isinstance(packet, GetMembersResponse)
         return packet.members
 
@@ -348,13 +348,13 @@ class CatalogueCalls(Calls):
         for. A consumer has at most one experiment at a time; a second one raises `InvalidValue`.
         """
         queue_id = await self.queue_id(queue)
-        await self._lifeline.ask(
+        await self._connection.request(
             SetConsumerPrefetch(queue_id, client_id, consumer, prefetch, trial)
         )
 
     async def set_owner(self, queue: str | int, member_id: int) -> None:
         """Move a queue to another node; needs admin mode."""
-        await self._lifeline.ask(SetOwner(await self.queue_id(queue), member_id))
+        await self._connection.request(SetOwner(await self.queue_id(queue), member_id))
 
 
 def _changed(policy: QueuePolicy, changes: dict[str, Any]) -> QueuePolicy:
@@ -378,7 +378,7 @@ class LogicalQueueCalls(Calls):
 
     async def topology(self, queue: str | int) -> Topology:
         """Return the replicas of a logical queue with their states, shares and addresses."""
-        answered = await self._lifeline.ask(GetTopology(await self.queue_id(queue)))
+        answered = await self._connection.request(GetTopology(await self.queue_id(queue)))
         assert isinstance(answered.packet, GetTopologyResponse)
         return answered.packet.topology
 
@@ -388,7 +388,7 @@ class LogicalQueueCalls(Calls):
         If nothing has changed since `version`, the topologies are `None`. The default -1 always
         returns them.
         """
-        packet = (await self._lifeline.ask(GetTopologies(version))).packet
+        packet = (await self._connection.request(GetTopologies(version))).packet
         assert isinstance(packet, GetTopologiesResponse)
         return packet.version, packet.topologies
 
@@ -409,9 +409,9 @@ class LogicalQueueCalls(Calls):
         """
         queue_id = await self.queue_id(queue)
         if before is UNSET:
-            await self._lifeline.ask(SetScaling(queue_id, scaling))
+            await self._connection.request(SetScaling(queue_id, scaling))
         else:
-            await self._lifeline.ask(SetScaling(queue_id, scaling, True, before))
+            await self._connection.request(SetScaling(queue_id, scaling, True, before))
         # Refresh the cached queue, which may have become plain or logical.
         await self.queue(queue_id)
 
@@ -434,7 +434,7 @@ class LogicalQueueCalls(Calls):
         replicas.
         """
         queue_id = await self.queue_id(queue)
-        await self._lifeline.ask(MigrateClients(queue_id, role, source_id, target_id, count))
+        await self._connection.request(MigrateClients(queue_id, role, source_id, target_id, count))
 
     async def explain(self, queue: str | int | None = None, *, count: int = 20) -> list[Decision]:
         """Return recent decisions with their reasons, the newest first.
@@ -442,12 +442,12 @@ class LogicalQueueCalls(Calls):
         `queue=None` returns decisions about machines.
         """
         queue_id = None if queue is None else await self.queue_id(queue)
-        answered = await self._lifeline.ask(Explain(queue_id, count))
+        answered = await self._connection.request(Explain(queue_id, count))
         return _decisions(answered.body)
 
     async def explain_service(self, service: str, *, count: int = 20) -> list[Decision]:
         """Return recent decisions about an HTTP service with their reasons, the newest first."""
-        return _decisions((await self._lifeline.ask(ExplainService(service, count))).body)
+        return _decisions((await self._connection.request(ExplainService(service, count))).body)
 
     async def steer_service(
         self, service: str, by_hand: ServiceOverride, *, before: ServiceOverride
@@ -457,11 +457,11 @@ class LogicalQueueCalls(Calls):
         `before` is the override that the caller has seen. If it has changed since, the call changes
         nothing and raises `ChangedMeanwhile`.
         """
-        await self._lifeline.ask(SteerService(service, by_hand, before))
+        await self._connection.request(SteerService(service, by_hand, before))
 
     async def fleet(self) -> FleetInfo:
         """Return the leader, the machines, their slots, and the number of warm machines."""
-        answered = await self._lifeline.ask(GetFleet())
+        answered = await self._connection.request(GetFleet())
         return msgspec.json.decode(answered.body, type=FleetInfo)
 
 
@@ -475,7 +475,7 @@ def _decisions(body: bytes | memoryview) -> list[Decision]:
 class TopicCalls(PutCalls):
     """The part of a client that knows topics."""
 
-    _guests: TemporaryQueues
+    _temporary_queues: TemporaryQueues
 
     async def create_topic(self, name: str, *, exist_ok: bool = False) -> TopicInfo:
         """Create a topic and return it.
@@ -484,7 +484,7 @@ class TopicCalls(PutCalls):
         `TopicNameNotUnique`.
         """
         try:
-            answered = await self._lifeline.ask(CreateTopic(name), repeatable=exist_ok)
+            answered = await self._connection.request(CreateTopic(name), repeatable=exist_ok)
         except TopicNameNotUnique:
             if not exist_ok:
                 raise
@@ -494,11 +494,11 @@ class TopicCalls(PutCalls):
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic; the queues of its subscriptions remain."""
-        await self._lifeline.ask(DeleteTopic(name), repeatable=False)
+        await self._connection.request(DeleteTopic(name), repeatable=False)
 
     async def topics(self) -> list[TopicInfo]:
         """Return all topics with their subscriptions."""
-        packet = (await self._lifeline.ask(GetTopics())).packet
+        packet = (await self._connection.request(GetTopics())).packet
         assert isinstance(packet, GetTopicsResponse)
         return packet.topics
 
@@ -525,17 +525,17 @@ class TopicCalls(PutCalls):
         check_filter(filter)
         packet = SubscribeTopic(topic, queue, filter, durable)
         if durable:
-            answered = await self._lifeline.ask(packet)
+            answered = await self._connection.request(packet)
             assert isinstance(answered.packet, SubscribeTopicResponse)
             info = answered.packet.queue
         else:
-            info = await self._guests.add(packet)
+            info = await self._temporary_queues.add(packet)
         return self.note_queue(info)
 
     async def unsubscribe_from(self, topic: str, queue: str) -> None:
         """End a subscription; the queue remains with its messages."""
-        self._guests.forget(queue)
-        await self._lifeline.ask(UnsubscribeTopic(topic, queue), repeatable=False)
+        self._temporary_queues.remove(queue)
+        await self._connection.request(UnsubscribeTopic(topic, queue), repeatable=False)
 
     def publish(
         self, topic: str, payload: bytes, **options: Unpack[PutOptions]
@@ -551,7 +551,7 @@ class TopicCalls(PutCalls):
         return (
             outbox.add(payload)
             if special == DEFAULT_MESSAGE_OPTIONS
-            else outbox.add_special(payload, special)
+            else outbox.add_with_options(payload, special)
         )
 
     async def publish_many(
@@ -577,12 +577,12 @@ class TemporaryQueues:
 
     def __init__(self, client: Client, lifeline: ClusterConnection) -> None:
         self._client = client
-        self._lifeline = lifeline
+        self._connection = lifeline
         self._packets: dict[str, SubscribeTopic] = {}
 
     async def add(self, packet: SubscribeTopic) -> QueueInfo:
         """Create a temporary queue, now and after every reconnect."""
-        answered = await self._lifeline.ask(packet, repeatable=False)
+        answered = await self._connection.request(packet, repeatable=False)
         assert isinstance(answered.packet, SubscribeTopicResponse)
         self._packets[packet.queue] = packet
         return answered.packet.queue
@@ -590,30 +590,30 @@ class TemporaryQueues:
     def __contains__(self, queue: str) -> bool:
         return queue in self._packets
 
-    def forget(self, queue: str) -> None:
+    def remove(self, queue: str) -> None:
         self._packets.pop(queue, None)
 
     def resume(self) -> None:
         """Create all temporary queues again after a reconnect."""
         for packet in self._packets.values():
-            self._lifeline.spawn(self._again(packet))
+            self._connection.spawn(self._resubscribe(packet))
 
-    async def _again(self, packet: SubscribeTopic) -> None:
-        generation = self._lifeline.generation
-        deadline = asyncio.get_running_loop().time() + self._lifeline.reconnect_s
-        while generation == self._lifeline.generation:
+    async def _resubscribe(self, packet: SubscribeTopic) -> None:
+        generation = self._connection.generation
+        deadline = asyncio.get_running_loop().time() + self._connection.reconnect_s
+        while generation == self._connection.generation:
             try:
-                answered = await self._lifeline.ask(packet, repeatable=False)
+                answered = await self._connection.request(packet, repeatable=False)
             except QueueNameNotUnique as error:
                 # The node may not yet have noticed the end of the former transport, and still have
                 # the queue.
                 if asyncio.get_running_loop().time() > deadline:
-                    self._client.on_guest_lost(packet.queue, error)
+                    self._client.on_temporary_queue_lost(packet.queue, error)
                     return
                 await asyncio.sleep(_BACKOFF_S)
             except TidegateError as error:
-                if generation == self._lifeline.generation:
-                    self._client.on_guest_lost(packet.queue, error)
+                if generation == self._connection.generation:
+                    self._client.on_temporary_queue_lost(packet.queue, error)
                 return
             else:
                 assert isinstance(answered.packet, SubscribeTopicResponse)

@@ -97,7 +97,7 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
             on_gave_up=self._gave_up,
         )
         super().__init__(lifeline)
-        self._guests = TemporaryQueues(self, lifeline)
+        self._temporary_queues = TemporaryQueues(self, lifeline)
         self._consumers = count(1)
         self._subscriptions: list[Subscription] = []
         # By consumer number, which every delivery names.
@@ -112,23 +112,23 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
     # Opening and closing
 
     async def open(self) -> Client:
-        await self._lifeline.open()
-        self.spawn(self._look_around())
+        await self._connection.open()
+        self.spawn(self._refresh_plain_queues())
         return self
 
-    async def _look_around(self) -> None:
+    async def _refresh_plain_queues(self) -> None:
         """Check regularly whether plain queues with a producer have become logical queues."""
         while True:
             await asyncio.sleep(_REFRESH_S)
             with contextlib.suppress(TidegateError):
-                await self.look_again()
+                await self.refresh_plain_queues()
 
     async def close(self) -> None:
         """Wait up to 5 seconds for messages of `put_soon`, then disconnect.
 
         Unconfirmed puts fail with `Unavailable`. A second call does nothing.
         """
-        if self._lifeline.closed:
+        if self._connection.closed:
             return
         if self.link is not None and self.link.alive:
             with contextlib.suppress(TimeoutError, TidegateError):
@@ -136,7 +136,7 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
         gone = Unavailable("the client was closed")
         for outbox in self._all_outboxes():
             outbox.fail(gone)
-        await self._lifeline.close()
+        await self._connection.close()
 
     async def __aenter__(self) -> Client:
         return await self.open()
@@ -146,9 +146,9 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
 
     def _resumed(self) -> None:
         for subscription in self._subscriptions:
-            if subscription.queue not in self._guests:
+            if subscription.queue not in self._temporary_queues:
                 subscription.resubscribe()
-        self._guests.resume()
+        self._temporary_queues.resume()
         for outbox in self._all_outboxes():
             outbox.flush()
 
@@ -160,9 +160,9 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
 
     def _pushed(self, packet: Packet, body: memoryview) -> None:
         if isinstance(packet, Deliver):
-            leg = self._legs.get(packet.consumer)
-            if leg is not None:
-                leg.delivered(packet, body)
+            consumer = self._legs.get(packet.consumer)
+            if consumer is not None:
+                consumer.delivered(packet, body)
         elif isinstance(packet, TopologyChanged):
             for membership in list(self._memberships):
                 if membership.queue_id == packet.topology.queue_id:
@@ -176,21 +176,21 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
                 if membership.queue_id == packet.queue_id:
                     membership.join_again()
         elif isinstance(packet, ConsumerEnded):
-            leg = self._legs.get(packet.consumer)
-            if leg is not None:
-                leg.ended(packet)
+            consumer = self._legs.get(packet.consumer)
+            if consumer is not None:
+                consumer.on_ended(packet)
         elif isinstance(packet, PrefetchChanged):
-            leg = self._legs.get(packet.consumer)
-            if leg is not None:
-                leg.prefetch_changed(packet.prefetch, packet.lasting)
+            consumer = self._legs.get(packet.consumer)
+            if consumer is not None:
+                consumer.prefetch_changed(packet.prefetch, packet.lasting)
 
     # Identity
 
     async def ping(self) -> float:
         """Return the round-trip time to the connected node, in seconds."""
-        link = await self.connected()
+        transport = await self.connected()
         started = time.perf_counter()
-        await link.ask(Ping())
+        await transport.request(Ping())
         return time.perf_counter() - started
 
     async def delete_client(self, client: str | int | None = None) -> None:
@@ -206,7 +206,7 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
                 deleted.
         """
         target = self.client_id if client is None else await self._client_id(client)
-        await self._lifeline.ask(DeleteClient(target), repeatable=False)
+        await self._connection.request(DeleteClient(target), repeatable=False)
 
     def _forget_queue(self, queue_id: int) -> None:
         super()._forget_queue(queue_id)
@@ -219,7 +219,7 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
         `tx.ack(message)` inside. The transaction commits at the end of the block. If the block
         raises, nothing is sent.
         """
-        return Transaction(self, self._lifeline.reconnect_s)
+        return Transaction(self, self._connection.reconnect_s)
 
     def adopt_policy(self, queue: str, policy: QueuePolicy | None) -> None:
         """Do nothing, since nodes store the policies of queues; `set_policy` changes one.
@@ -237,9 +237,9 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
             if subscription.queue == queue.name:
                 subscription.resubscribe(queue.queue_id)
 
-    def on_guest_lost(self, queue: str, error: TidegateError) -> None:
+    def on_temporary_queue_lost(self, queue: str, error: TidegateError) -> None:
         """Fail the subscriptions of a temporary queue that could not be created again."""
-        self._guests.forget(queue)
+        self._temporary_queues.remove(queue)
         for subscription in self._subscriptions:
             if subscription.queue == queue:
                 subscription.fail(error)
@@ -315,15 +315,15 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
         """Return a consumer number that is not used on this connection."""
         return next(self._consumers)
 
-    def add_leg(self, leg: RemoteConsumer) -> None:
-        self._legs[leg.consumer] = leg
+    def add_leg(self, consumer: RemoteConsumer) -> None:
+        self._legs[consumer.consumer] = consumer
 
     def has_leg(self, consumer: int) -> bool:
         return consumer in self._legs
 
-    def drop_leg(self, leg: RemoteConsumer) -> None:
-        if self._legs.get(leg.consumer) is leg:
-            del self._legs[leg.consumer]
+    def drop_leg(self, consumer: RemoteConsumer) -> None:
+        if self._legs.get(consumer.consumer) is consumer:
+            del self._legs[consumer.consumer]
 
 
 # The replica to which this process is bound.

@@ -6,9 +6,9 @@ since the node returns all held messages to their queues when the transport ends
 
 States:
 
-- connected: `link` is an open transport, and requests go to it at once.
-- reconnecting: `link` is `None`. A task tries all nodes of the URL in turn, with a delay that grows
-  from 0.02 s to 1 s. Calls wait for the new transport.
+- connected: `transport` is an open transport, and requests go to it at once.
+- reconnecting: `transport` is `None`. A task tries all nodes of the URL in turn, with a delay that
+  grows from 0.02 s to 1 s. Calls wait for the new transport.
 - outage: reconnecting has taken `reconnect_s` seconds. Pending and new calls fail with
   `Unavailable`. The task keeps trying, and success ends the outage.
 - rejected: a node refused the login or the identity, with an error that a retry cannot cure. Calls
@@ -100,7 +100,7 @@ class ClusterConnection:
         self._on_push = on_push
         self._on_resumed = on_resumed
         self._on_gave_up = on_gave_up
-        self.link: Transport | None = None
+        self.transport: Transport | None = None
         self.info: ClientInfo | None = None
         self.generation = 0
         self.closed = False
@@ -123,13 +123,13 @@ class ClusterConnection:
                 failures.append(str(failure))
         else:
             raise Unavailable("; ".join(failures))
-        self.spawn(self._beat())
+        self.spawn(self._send_heartbeats())
 
     async def close(self) -> None:
         self.closed = True
         self.outage = Unavailable("the client is closed")
-        if self.link is not None:
-            self.link.close()
+        if self.transport is not None:
+            self.transport.close()
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -144,35 +144,37 @@ class ClusterConnection:
         return task
 
     async def _connect(self, host: str, port: int) -> None:
-        link = await Transport.open(host, port, self._on_push, self._lost, _CONNECT_S, self._tls)
+        transport = await Transport.open(
+            host, port, self._on_push, self._on_transport_lost, _CONNECT_S, self._tls
+        )
         try:
             async with asyncio.timeout(_CONNECT_S):
                 if self._credentials is not None:
-                    await log_in(link, self._credentials)
-                self.info = await self._identify(link, (host, port))
+                    await log_in(transport, self._credentials)
+                self.info = await self._identify(transport, (host, port))
         except TimeoutError:
-            link.abort()
+            transport.abort()
             raise Unavailable(f"the node at {host}:{port} does not answer") from None
         except IoFailure:
             # Registering can be repeated: a name that exists by now is identified.
-            link.abort()
+            transport.abort()
             raise Unavailable(f"the node at {host}:{port} hung up") from None
         except BaseException:
             # Also if cancelled: no other code would close the connection.
-            link.abort()
+            transport.abort()
             raise
-        if not link.alive:
+        if not transport.alive:
             # It closed after the answer. That was ignored, since it was not the current transport
             # yet.
             raise Unavailable(f"the node at {host}:{port} hung up")
-        self.link = link
+        self.transport = transport
         self._node = (host, port)
         self.generation += 1
         if self._connected is None or self._connected.done():
             self._connected = asyncio.get_running_loop().create_future()
-        self._connected.set_result(link)
+        self._connected.set_result(transport)
 
-    async def _identify(self, link: Transport, node: tuple[str, int]) -> ClientInfo:
+    async def _identify(self, transport: Transport, node: tuple[str, int]) -> ClientInfo:
         """Identify as this client, or register it; return its identity."""
         known = self._wanted_id if self.info is None else self.info.client_id
         if self._name is None and self._wanted_id is None and node != self._node:
@@ -182,7 +184,7 @@ class ClusterConnection:
         if known is not None:
             try:
                 ephemeral = self._name is None and self._wanted_id is None
-                return _client_of(await link.ask(IdentifyClient(known, None, ephemeral)))
+                return _client_of(await transport.request(IdentifyClient(known, None, ephemeral)))
             except TidegateError:
                 if self._name is not None or self._wanted_id is not None:
                     raise
@@ -190,11 +192,11 @@ class ClusterConnection:
                 # new one.
         if self._name is None:
             name = default_client_name()
-            return _client_of(await link.ask(RegisterClient(name, self._mode, True)))
+            return _client_of(await transport.request(RegisterClient(name, self._mode, True)))
         try:
-            return _client_of(await link.ask(RegisterClient(self._name, self._mode)))
+            return _client_of(await transport.request(RegisterClient(self._name, self._mode)))
         except ClientNameNotUnique:
-            client = _client_of(await link.ask(IdentifyClient(name=self._name)))
+            client = _client_of(await transport.request(IdentifyClient(name=self._name)))
             if client.mode != self._mode:
                 raise InvalidValue(
                     f"client {self._name!r} is registered as {client.mode.name.lower()}, not "
@@ -202,10 +204,10 @@ class ClusterConnection:
                 ) from None
             return client
 
-    def _lost(self, link: Transport) -> None:
-        if link is not self.link or self.closed:
+    def _on_transport_lost(self, transport: Transport) -> None:
+        if transport is not self.transport or self.closed:
             return
-        self.link = None
+        self.transport = None
         self._connected = asyncio.get_running_loop().create_future()
         # Mark an exception as seen, since there may be no call that waits for it.
         self._connected.add_done_callback(lambda f: f.cancelled() or f.exception())
@@ -214,7 +216,7 @@ class ClusterConnection:
     async def _reconnect(self) -> None:
         """Try all nodes until one accepts the client; calls wait at most `reconnect_s` for it."""
         loop = asyncio.get_running_loop()
-        patience = loop.call_later(self.reconnect_s, self._out_of_patience)
+        patience = loop.call_later(self.reconnect_s, self._on_reconnect_timeout)
         backoff_s = 0.02
         try:
             while not await self._try_every_node():
@@ -222,10 +224,10 @@ class ClusterConnection:
                 backoff_s = min(backoff_s * 2, 1.0)
         except asyncio.CancelledError:
             # The event loop is ending: fail all waiting calls, which would otherwise wait for ever.
-            self._give_up(Unavailable("the client was closed"))
+            self._fail_pending(Unavailable("the client was closed"))
             raise
         except TidegateError as error:
-            self._give_up(error)  # a node rejected this client: trying again would not help
+            self._fail_pending(error)  # a node rejected this client: trying again would not help
             return
         finally:
             patience.cancel()
@@ -242,11 +244,11 @@ class ClusterConnection:
                 return True
         return False
 
-    def _out_of_patience(self) -> None:
+    def _on_reconnect_timeout(self) -> None:
         waited = f"{self.reconnect_s:g} s"
-        self._give_up(Unavailable(f"no connection for {waited}: {self._last_failure}"))
+        self._fail_pending(Unavailable(f"no connection for {waited}: {self._last_failure}"))
 
-    def _give_up(self, error: TidegateError) -> None:
+    def _fail_pending(self, error: TidegateError) -> None:
         """Fail pending requests with `error`, and new ones until a transport is established."""
         self.outage = error
         if self._connected is not None and not self._connected.done():
@@ -258,32 +260,33 @@ class ClusterConnection:
 
         Raise the error of an outage, if there is one.
         """
-        link = self.link
-        if link is not None and link.alive and not self.closed:
-            return link
+        transport = self.transport
+        if transport is not None and transport.alive and not self.closed:
+            return transport
         if self.outage is not None:
             raise self.outage
         if self._connected is None:
             raise InvalidValue("not connected: use `async with tidegate.connect(url) as mq`")
         if self._connected.done():
-            # The transport has just failed: let `_lost` run, which creates a new future.
+            # The transport has just failed: let `_on_transport_lost` run, which creates a new
+            # future.
             await asyncio.sleep(0)
         return await asyncio.shield(self._connected)
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         """Ping every 10 s; abort a transport that has been silent for three intervals."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
-            link = self.link
-            if link is None or not link.alive:
+            transport = self.transport
+            if transport is None or not transport.alive:
                 continue
-            if loop.time() - link.heard_at > 3 * _HEARTBEAT_S:
-                link.abort()
+            if loop.time() - transport.heard_at > 3 * _HEARTBEAT_S:
+                transport.abort()
                 continue
-            link.submit(Ping(), None, lambda answer, body: None)
+            transport.submit(Ping(), None, lambda answer, body: None)
 
-    async def ask(
+    async def request(
         self,
         packet: Packet,
         bodies: list[memoryview | bytes] | None = None,
@@ -298,15 +301,15 @@ class ClusterConnection:
         backoff_s = 0.02
         deadline = asyncio.get_running_loop().time() + self.reconnect_s
         while True:
-            link = await self.connected()
+            transport = await self.connected()
             try:
-                return await link.ask(packet, bodies)
+                return await transport.request(packet, bodies)
             except IoFailure:
                 if not repeatable or asyncio.get_running_loop().time() > deadline:
                     raise
                 # Either this transport failed, and `connected` waits for the next; or a node behind
                 # it failed.
-                await asyncio.sleep(backoff_s if link.alive else 0.0)
+                await asyncio.sleep(backoff_s if transport.alive else 0.0)
             except TRANSIENT_ERRORS:
                 if asyncio.get_running_loop().time() > deadline:
                     raise
@@ -361,7 +364,7 @@ class Transport(asyncio.Protocol):
     ) -> None:
         self._wire = ProtocolConnection(server=False)
         self._transport: asyncio.Transport | None = None
-        self._asked: dict[int, Callable[[Packet | TidegateError, memoryview], None]] = {}
+        self._responses: dict[int, Callable[[Packet | TidegateError, memoryview], None]] = {}
         self._packet_ids = count(1)
         self._on_push = on_push
         self._on_lost = on_lost
@@ -382,7 +385,7 @@ class Transport(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
-                _, link = await loop.create_connection(
+                _, transport = await loop.create_connection(
                     lambda: cls(on_push, on_lost), host, port, ssl=tls
                 )
         except ssl.SSLCertVerificationError as failure:
@@ -405,7 +408,7 @@ class Transport(asyncio.Protocol):
                 f"nothing answers at {host}:{port} ({failure or 'timed out'}): is a node running "
                 "there? `tidegate up` starts one"
             ) from None
-        return link
+        return transport
 
     # Callbacks of asyncio.Protocol
 
@@ -420,7 +423,7 @@ class Transport(asyncio.Protocol):
         self.alive = False
         self._wire.close()
         self.resume_writing()
-        asked, self._asked = self._asked, {}
+        asked, self._responses = self._responses, {}
         lost = IoFailure("the connection to the node was lost; the outcome is not known")
         for done in asked.values():
             done(lost, memoryview(b""))
@@ -448,7 +451,7 @@ class Transport(asyncio.Protocol):
                 if isinstance(packet, Push):
                     self._on_push(packet, event.body)  # type: ignore[arg-type]
                     continue
-                done = self._asked.pop(event.packet_id, None)
+                done = self._responses.pop(event.packet_id, None)
                 if done is not None:
                     if isinstance(packet, Error):
                         done(from_code(packet.code, packet.text), event.body)  # type: ignore[arg-type]
@@ -491,14 +494,14 @@ class Transport(asyncio.Protocol):
         packet_id = self._next_packet_id()
         # Encode first: if encoding raises, no request may stay registered.
         pieces = self._wire.send(packet, packet_id, bodies)
-        self._asked[packet_id] = done
+        self._responses[packet_id] = done
         if len(pieces) == 1:
             self._transport.write(pieces[0])
         else:
             self._transport.writelines(pieces)
         return packet_id
 
-    async def ask(
+    async def request(
         self,
         packet: Packet,
         bodies: list[memoryview | bytes] | None = None,
@@ -535,14 +538,14 @@ class Transport(asyncio.Protocol):
 # Logging in with SCRAM: two round trips that do not send the password.
 
 
-async def log_in(link: Transport, credentials: Credentials) -> None:
+async def log_in(transport: Transport, credentials: Credentials) -> None:
     """Log in on a transport; raise `NotAuthenticated` if either side rejects the other."""
     login = ClientLogin(credentials.user, credentials.password)
-    challenge = (await link.ask(Authenticate(login.first()))).packet
+    challenge = (await transport.request(Authenticate(login.first()))).packet
     assert isinstance(challenge, AuthenticateResponse)
     # Hashing takes milliseconds and would block the event loop.
     proof = await asyncio.to_thread(login.proof, challenge.message)
-    signature = (await link.ask(Prove(proof))).packet
+    signature = (await transport.request(Prove(proof))).packet
     assert isinstance(signature, ProveResponse)
     login.check(signature.message)
 

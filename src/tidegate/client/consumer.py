@@ -51,7 +51,7 @@ class RemoteConsumer:
         queue: str,
         queue_id: int,
         consumer: int,
-        link: Transport,
+        transport: Transport,
         *,
         prefetch: int,
         order: Order,
@@ -70,7 +70,7 @@ class RemoteConsumer:
         self._mine_only = mine_only
         self.lease_s = 60.0
         self.lost = False
-        self._link = link
+        self._transport = transport
         self._order = order
         self._on_arrived = on_arrived
         self._on_ended = on_ended
@@ -88,12 +88,12 @@ class RemoteConsumer:
 
     @property
     def is_connected(self) -> bool:
-        return not self.lost and self._link.alive
+        return not self.lost and self._transport.alive
 
     # Registering and unregistering
 
     async def subscribe(self) -> None:
-        answered = await self._link.ask(
+        answered = await self._transport.request(
             Subscribe(
                 self.queue_id,
                 self.consumer,
@@ -107,28 +107,28 @@ class RemoteConsumer:
         self.lease_s = answered.packet.lease_ms / 1e3
 
     async def unsubscribe(self) -> None:
-        if self._link.alive:
+        if self._transport.alive:
             self.flush_acks()
             # An error means that the transport or the queue is gone, and the registration with it.
             with contextlib.suppress(TidegateError):
-                await self._link.ask(Unsubscribe(self.queue_id, self.consumer))
+                await self._transport.request(Unsubscribe(self.queue_id, self.consumer))
 
     def abandon(self) -> None:
         """Unregister without waiting, since the registration may exist already or be under way."""
         self.lost = True
-        self._link.submit(
+        self._transport.submit(
             Unsubscribe(self.queue_id, self.consumer), None, lambda answer, body: None
         )
 
     async def withdraw_credit(self) -> None:
         """Set the prefetch to 0. When this returns, all messages sent before have arrived."""
         self.flush_acks()
-        await self._link.ask(SetPrefetch(self.queue_id, self.consumer, 0))
+        await self._transport.request(SetPrefetch(self.queue_id, self.consumer, 0))
 
-    async def give_back(self, ranges: list[tuple[int, int]]) -> None:
+    async def return_unstarted(self, ranges: list[tuple[int, int]]) -> None:
         """Return messages by tag ranges; they count as never delivered."""
         if ranges:
-            await self._link.ask(
+            await self._transport.request(
                 Return(self.queue_id, self.consumer, ranges, **UNSTARTED._asdict())
             )
 
@@ -140,7 +140,7 @@ class RemoteConsumer:
         while self.is_connected and self._last_tag:
             self._settled.clear()
             try:
-                answered = await self._link.ask(
+                answered = await self._transport.request(
                     Extend(self.queue_id, self.consumer, [(1, self._last_tag)])
                 )
             except TidegateError:
@@ -155,7 +155,7 @@ class RemoteConsumer:
         """Renew the leases of all held messages."""
         if self.is_connected:
             with contextlib.suppress(TidegateError):
-                await self._link.ask(Extend(self.queue_id, self.consumer))
+                await self._transport.request(Extend(self.queue_id, self.consumer))
 
     # Pushes from the node
 
@@ -167,7 +167,7 @@ class RemoteConsumer:
         self._last_tag = run.tag + len(run.lengths) - 1
         self._on_arrived(batches)
 
-    def ended(self, packet: ConsumerEnded) -> None:
+    def on_ended(self, packet: ConsumerEnded) -> None:
         self._on_ended(self, packet)
 
     async def waiting(self) -> int | None:
@@ -175,7 +175,7 @@ class RemoteConsumer:
         # Ask only the owner, since other nodes have no stats of this queue. Leave out consumers,
         # since every one of them asks regularly.
         asked = Stats(self.queue_id, cluster=False, consumers=False)
-        answered = await self._link.ask(asked)
+        answered = await self._transport.request(asked)
         numbers = msgspec.json.decode(answered.body, type=ClusterStats)
         for queue in (queue for node in numbers.nodes for queue in node.queues):
             if queue.queue_id == self.queue_id:
@@ -188,7 +188,7 @@ class RemoteConsumer:
             self._on_prefetch(self, prefetch)
 
     async def set_prefetch(self, prefetch: int) -> None:
-        await self._link.ask(SetPrefetch(self.queue_id, self.consumer, prefetch))
+        await self._transport.request(SetPrefetch(self.queue_id, self.consumer, prefetch))
         self.prefetch = prefetch
 
     # Settling messages
@@ -202,10 +202,10 @@ class RemoteConsumer:
         if self.automatic:
             raise InvalidValue("this subscription acknowledges by itself")
         self._check_held()
-        return self._link, self.queue_id, self.consumer
+        return self._transport, self.queue_id, self.consumer
 
     def _check_held(self) -> None:
-        if self.lost or not self._link.alive:
+        if self.lost or not self._transport.alive:
             raise LeaseLost("the connection was lost meanwhile, and the message went back")
 
     def ack_tag(self, tag: int, generation: int) -> None:
@@ -241,7 +241,7 @@ class RemoteConsumer:
         # Continue behind the last tag, so that consecutive acknowledgements stay one range.
         self._ack_low = self._ack_high + 1
         if not self.lost:
-            self._link.post(Settle(self.queue_id, self.consumer, ranges))
+            self._transport.post(Settle(self.queue_id, self.consumer, ranges))
             self._settled.set()
 
     async def ack_tags(self, first: int, last: int, generation: int) -> None:
@@ -263,7 +263,7 @@ class RemoteConsumer:
         self, kind: type[Settle | Return | Extend], first: int, last: int, **more: Any
     ) -> int:
         self._check_held()
-        answered = await self._link.ask(
+        answered = await self._transport.request(
             kind(queue_id=self.queue_id, consumer=self.consumer, ranges=[(first, last)], **more)
         )
         self._settled.set()

@@ -304,11 +304,11 @@ class HandlerMeter:
         self._busy_s = 0.0
         self._counted_at = clock()
 
-    def began(self) -> None:
+    def on_started(self) -> None:
         self._count()
         self._at_work += 1
 
-    def ended(self) -> None:
+    def on_finished(self) -> None:
         self._count()
         self._at_work -= 1
         self._messages += 1

@@ -83,11 +83,11 @@ class QueueMembership:
         self._client.drop_membership(self)
         if self._joining is not None:
             self._joining.cancel()
-        link = self._client.link
-        if link is not None and link.alive:
+        transport = self._client.link
+        if transport is not None and transport.alive:
             # An error means that the owner, which counted this member, is gone.
             with contextlib.suppress(TidegateError):
-                await link.ask(Leave(self.queue_id, self.role, self.member))
+                await transport.request(Leave(self.queue_id, self.role, self.member))
 
     async def _keep_joined(self) -> None:
         backoff_s = _BACKOFF_FIRST_S
@@ -97,8 +97,8 @@ class QueueMembership:
             wanted = self._wanted if place is None or self._is_bound else place.number
             join = Join(self.queue_id, self.role, self.member, wanted, self._is_bound)
             try:
-                link = await self._client.connected()
-                answered = await link.ask(join)
+                transport = await self._client.connected()
+                answered = await transport.request(join)
             except RetryLater as refusal:
                 if isinstance(refusal, NotOwner) and await self._is_plain():
                     self._on_refused(refusal)
@@ -153,70 +153,72 @@ _PREFETCH_PART = 8
 class AddressedReads:
     """The additional consumer of a subscription for addressed messages."""
 
-    def __init__(self, subscription: Subscription, footing: ConsumerSet) -> None:
+    def __init__(self, subscription: Subscription, consumers: ConsumerSet) -> None:
         self._subscription = subscription
-        self._footing = footing
-        self._going = False
-        self.leg: RemoteConsumer | None = None
+        self._consumers = consumers
+        self._moving = False
+        self.consumer: RemoteConsumer | None = None
 
     @property
     def prefetch(self) -> int:
         return max(self._subscription.prefetch // _PREFETCH_PART, 1)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Start to move the consumer to the right replica, if it is at another one."""
-        if not self._going and self._is_elsewhere():
-            self._going = True
-            self._subscription.spawn(self._go())
+        if not self._moving and self._is_elsewhere():
+            self._moving = True
+            self._subscription.spawn(self._move())
 
-    def lost(self, leg: RemoteConsumer) -> None:
-        if leg is self.leg:
-            self.leg = None
+    def on_consumer_lost(self, consumer: RemoteConsumer) -> None:
+        if consumer is self.consumer:
+            self.consumer = None
 
     async def set_prefetch(self) -> None:
         """Adapt to a new prefetch of the subscription."""
-        if self.leg is not None and self.leg.is_connected:
-            await self.leg.set_prefetch(self.prefetch)
+        if self.consumer is not None and self.consumer.is_connected:
+            await self.consumer.set_prefetch(self.prefetch)
 
     def _is_elsewhere(self) -> bool:
-        return (0 if self.leg is None else self.leg.queue_id) != self._subscription.home_id()
+        return (
+            0 if self.consumer is None else self.consumer.queue_id
+        ) != self._subscription.home_id()
 
-    async def _go(self) -> None:
+    async def _move(self) -> None:
         try:
-            await self._go_as_often_as_it_takes()
+            await self._move_until_done()
         except TidegateError as error:
             self._subscription.fail(error)
         finally:
-            self._going = False
+            self._moving = False
 
-    async def _go_as_often_as_it_takes(self) -> None:
+    async def _move_until_done(self) -> None:
         subscription = self._subscription
         backoff_s = _BACKOFF_FIRST_S
         while self._is_elsewhere():
-            former, self.leg = self.leg, None
+            former, self.consumer = self.consumer, None
             if former is not None:
-                self._footing.part_from(former)
+                self._consumers.retire(former)
             home_id = subscription.home_id()
             if not home_id:
                 return
-            leg = await subscription.new_leg_at_home(home_id, self.prefetch)
+            consumer = await subscription.new_leg_at_home(home_id, self.prefetch)
             try:
-                await leg.subscribe()
+                await consumer.subscribe()
             except (RetryLater, QueueNotExisting):
                 # The replica does not serve this client now. Its assignment may have changed.
-                subscription.lose(leg)
+                subscription.discard_consumer(consumer)
                 subscription.join_again()
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
                 continue
             except BaseException:
-                subscription.lose(leg)
-                leg.abandon()
+                subscription.discard_consumer(consumer)
+                consumer.abandon()
                 raise
-            if leg.lost:
+            if consumer.lost:
                 continue
-            self.leg = leg
+            self.consumer = consumer
             if not subscription.wants_more():
-                self._footing.part_from(leg)
-                self.leg = None
+                self._consumers.retire(consumer)
+                self.consumer = None
                 return

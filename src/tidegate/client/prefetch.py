@@ -125,9 +125,11 @@ class AutomaticPrefetch:
     async def _sampled(self, subscription: EngineSubscription) -> None:
         sample = await self.sense(subscription)
         lost = sample is None
-        step = self.steering.lose(self._clock()) if lost else self.steering.step(sample)
+        step = (
+            self.steering.step_without_sample(self._clock()) if lost else self.steering.step(sample)
+        )
         self._begin_sample(subscription)
-        self._tell(
+        self._report_step(
             PrefetchStep(
                 self.queue,
                 self.goal,
@@ -217,7 +219,7 @@ class AutomaticPrefetch:
 
     # Reporting
 
-    def _tell(self, told: PrefetchStep) -> None:
+    def _report_step(self, told: PrefetchStep) -> None:
         if self._on_step is not None:
             try:
                 self._on_step(told)

@@ -118,7 +118,7 @@ class Producer:
             self._loop.call_soon(self._flush)
         return future
 
-    def add_special(self, payload: bytes, special: MessageOptions) -> asyncio.Future[int]:
+    def add_with_options(self, payload: bytes, special: MessageOptions) -> asyncio.Future[int]:
         """Add a message with options of its own; return the future of its id."""
         if self._special is None:
             self._special = deque([DEFAULT_MESSAGE_OPTIONS] * len(self._payloads))
@@ -126,7 +126,7 @@ class Producer:
         self._special[-1] = special
         return future
 
-    def take(self, unsent: PendingMessages) -> None:
+    def add_pending(self, unsent: PendingMessages) -> None:
         """Add messages that another producer had gathered, and send them if possible."""
         if unsent.special is not None or self._special is not None:
             if self._special is None:
@@ -136,7 +136,7 @@ class Producer:
         self._futures.extend(unsent.futures)
         self.flush()
 
-    def give_unsent(self) -> PendingMessages:
+    def take_pending(self) -> PendingMessages:
         """Remove and return the messages that are in no batch yet."""
         special = None if self._special is None else list(self._special)
         unsent = PendingMessages(list(self._payloads), list(self._futures), special)
@@ -145,7 +145,7 @@ class Producer:
         self._special = None
         return unsent
 
-    def give_refused(self, *, of_one_each: bool = False) -> list[OutgoingBatch]:
+    def take_refused(self, *, of_one_each: bool = False) -> list[OutgoingBatch]:
         """Remove and return the batches that are certainly not stored.
 
         With `of_one_each`, leave batches of `put_many`, which have a single future and cannot be
@@ -159,7 +159,7 @@ class Producer:
         self._resend = kept
         return refused
 
-    def adopt(self, batch: OutgoingBatch) -> None:
+    def add_batch(self, batch: OutgoingBatch) -> None:
         """Send a batch that another producer was refused, under a number of this producer."""
         self._batch += 1
         batch.packet.producer, batch.packet.batch = self._producer, self._batch
@@ -175,7 +175,7 @@ class Producer:
         """
         while self.queue_id is None:
             self._found(await self._client.queue_id(self.queue))
-            heir = self._client.outbox(self.queue)
+            heir = self._client.producer_of(self.queue)
             if self._logical_id is not None and heir is not self:
                 return await heir.add_many(payloads, priority)
         # Messages that were put earlier are sent first.
@@ -215,15 +215,15 @@ class Producer:
 
     def _flush(self) -> None:
         self._scheduled = False
-        link = self._client.link
-        if link is None or not link.alive:
+        transport = self._client.link
+        if transport is None or not transport.alive:
             return  # the client flushes after the reconnect
         if self.queue_id is None:
             if not self._in_flight:
                 self._resolve()
             return
         if self._logical_id is not None:
-            self._leave_it_to_others()
+            self._hand_to_router()
             return
         while self._resend and len(self._in_flight) < self.in_flight_max:
             self._send(self._resend.popleft())
@@ -234,18 +234,18 @@ class Producer:
         if not self._scheduled:
             self._flush()
 
-    def spread(self, queue_id: int) -> None:
+    def route_to_replicas(self, queue_id: int) -> None:
         """Note that the queue has become a logical queue."""
         self.queue_id = self._logical_id = queue_id
         self.flush()
 
     def _found(self, queue_id: int) -> None:
         if self._client.is_elastic(queue_id):
-            self.spread(queue_id)
+            self.route_to_replicas(queue_id)
         else:
             self.queue_id, self._logical_id = queue_id, None
 
-    def _leave_it_to_others(self) -> None:
+    def _hand_to_router(self) -> None:
         """Hand over to a `ReplicaRouter` once all sent batches have answers.
 
         Otherwise a message that is put now might be stored before an earlier one.
@@ -301,8 +301,8 @@ class Producer:
         return OutgoingBatch(packet, [b"".join(chosen)], waiting)
 
     def _send(self, batch: OutgoingBatch) -> None:
-        link = self._client.link
-        assert link is not None
+        transport = self._client.link
+        assert transport is not None
         number = batch.packet.batch
         # Name the latest batch in flight. While a queue changes its owner, the old owner may refuse
         # that batch and the new one accept this one, which would reverse their order.
@@ -320,7 +320,7 @@ class Producer:
                 self._loop.call_soon(self._flush)
 
         batch.packet.queue_id = self.queue_id or batch.packet.queue_id
-        link.submit(self._request(batch), batch.bodies, done)
+        transport.submit(self._request(batch), batch.bodies, done)
 
     def _request(self, batch: OutgoingBatch) -> Packet:
         """Return the request that carries a batch."""
@@ -359,7 +359,7 @@ class Producer:
         ):
             if batch.is_unknown and patience_s > self._client.reconnect_s:
                 error = IoFailure(f"{error}; whether the message is stored is not known")
-            batch.give_up(error)
+            batch.fail(error)
             self._client.forget_outbox(self, error)
             return
         self._try_later(batch)
@@ -384,7 +384,7 @@ class Producer:
     def fail(self, error: TidegateError) -> None:
         """Fail all unconfirmed messages with `error`."""
         for batch in (*self._in_flight.values(), *self._resend):
-            batch.give_up(error)
+            batch.fail(error)
         self._resend.clear()
         for future in self._futures:
             if not future.done():
@@ -497,7 +497,7 @@ class OutgoingBatch:
                 future.set_result(first_id)
             first_id += step
 
-    def give_up(self, error: TidegateError) -> None:
+    def fail(self, error: TidegateError) -> None:
         """Fail the futures with `error`."""
         futures = self.futures
         for future in [futures] if isinstance(futures, asyncio.Future) else futures:

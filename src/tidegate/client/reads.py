@@ -87,7 +87,7 @@ class Calls:
     """Calls over the reconnecting connection, with caches of queue and client ids."""
 
     def __init__(self, lifeline: ClusterConnection) -> None:
-        self._lifeline = lifeline
+        self._connection = lifeline
         self._queue_ids: dict[str, int] = {}
         # Ids of logical queues among the queues above.
         self._elastic_ids: set[int] = set()
@@ -98,12 +98,12 @@ class Calls:
     @property
     def link(self) -> Transport | None:
         """The current transport; `None` while disconnected."""
-        return self._lifeline.link
+        return self._connection.transport
 
     @property
     def reconnect_s(self) -> float:
         """Seconds for which calls wait for a connection."""
-        return self._lifeline.reconnect_s
+        return self._connection.reconnect_s
 
     @property
     def outage(self) -> TidegateError | None:
@@ -112,24 +112,24 @@ class Calls:
         It is set when the client is closed, has had no node for `reconnect_s` seconds, or was
         rejected by a node.
         """
-        return self._lifeline.outage
+        return self._connection.outage
 
     @property
     def generation(self) -> int:
         """The number of the current connection; it grows by one with every reconnect."""
-        return self._lifeline.generation
+        return self._connection.generation
 
     async def connected(self) -> Transport:
         """Return the current transport, and wait for one if necessary."""
-        return await self._lifeline.connected()
+        return await self._connection.connected()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine as a task that is cancelled when the client closes."""
-        return self._lifeline.spawn(work)
+        return self._connection.spawn(work)
 
     async def ask(self, packet: Request) -> Response:
         """Send a repeatable request until an answer comes."""
-        return await self._lifeline.ask(packet)
+        return await self._connection.request(packet)
 
     def add_membership(self, membership: QueueMembership) -> None:
         self._memberships.append(membership)
@@ -143,9 +143,9 @@ class Calls:
     @property
     def info(self) -> ClientInfo:
         """The client's registration at the nodes; `InvalidValue` before it is opened."""
-        if self._lifeline.info is None:
+        if self._connection.info is None:
             raise InvalidValue("not connected: use `async with tidegate.connect(url) as mq`")
-        return self._lifeline.info
+        return self._connection.info
 
     @property
     def client_id(self) -> int:
@@ -164,7 +164,7 @@ class Calls:
             return client
         known = self._client_ids.get(client)
         if known is None:
-            packet = (await self._lifeline.ask(FindClient(client))).packet
+            packet = (await self._connection.request(FindClient(client))).packet
             assert isinstance(packet, FindClientResponse)
             known = self._client_ids[client] = packet.client_id
         return known
@@ -190,10 +190,10 @@ class Calls:
     async def queue(self, queue: str | int) -> QueueInfo:
         """Return a queue by name or id; raise `QueueNotExisting` if there is none."""
         if isinstance(queue, int):
-            packet = (await self._lifeline.ask(GetQueueName(queue))).packet
+            packet = (await self._connection.request(GetQueueName(queue))).packet
             assert isinstance(packet, GetQueueNameResponse)
             return self.note_queue(packet.queue)
-        packet = (await self._lifeline.ask(GetQueueId(queue))).packet
+        packet = (await self._connection.request(GetQueueId(queue))).packet
         assert isinstance(packet, GetQueueIdResponse)
         return self.note_queue(packet.queue)
 
@@ -260,8 +260,8 @@ class PutCalls(Calls):
         whether it was stored.
         """
         outbox = self._outboxes.get(queue)
-        if outbox is None or self._lifeline.outage is not None:
-            outbox = self.outbox(queue)
+        if outbox is None or self._connection.outage is not None:
+            outbox = self.producer_of(queue)
         if type(payload) is not bytes or len(payload) > MESSAGE_BYTES_MAX:
             payload = checked_payload(payload)
         if not options:
@@ -270,7 +270,7 @@ class PutCalls(Calls):
         return (
             outbox.add(payload)
             if special == DEFAULT_MESSAGE_OPTIONS
-            else outbox.add_special(payload, special)
+            else outbox.add_with_options(payload, special)
         )
 
     def put_soon(
@@ -313,7 +313,7 @@ class PutCalls(Calls):
         if not chosen:
             return []
         checked_options({"priority": priority})
-        outbox = self.outbox(queue)
+        outbox = self.producer_of(queue)
         ids: list[int] = []
         with tracing.publishing(queue, count=len(chosen)):
             for answer in await outbox.add_many(chosen, priority):
@@ -385,7 +385,7 @@ class PutCalls(Calls):
                 checked_options(options).attributes,
             )
             # The batch number stays the same, so the request may be repeated.
-            answered = await self._lifeline.ask(packet, [checked_payload(payload)])
+            answered = await self._connection.request(packet, [checked_payload(payload)])
         assert isinstance(answered.packet, PutToQueuesResponse)
         return [by_id[queue_id] for queue_id in answered.packet.queue_ids]
 
@@ -393,15 +393,15 @@ class PutCalls(Calls):
 
     def _topic_outbox(self, topic: str) -> TopicProducer:
         outbox = self._topic_outboxes.get(topic)
-        if outbox is None or self._lifeline.outage is not None:
+        if outbox is None or self._connection.outage is not None:
             self._check_name(topic, "topic")
             outbox = self._topic_outboxes[topic] = TopicProducer(self._whole, topic)
         return outbox
 
-    def outbox(self, queue: str) -> Producer | ReplicaRouter:
+    def producer_of(self, queue: str) -> Producer | ReplicaRouter:
         """Return the producer of a queue; raise the reason if putting is useless now."""
         outbox = self._outboxes.get(queue)
-        if outbox is not None and self._lifeline.outage is None:
+        if outbox is not None and self._connection.outage is None:
             return outbox
         self._check_name(queue, "queue")
         queue_id = self._queue_ids.get(queue)
@@ -422,7 +422,7 @@ class PutCalls(Calls):
             spread = self._outboxes[outbox.queue] = ReplicaRouter(
                 self._whole, outbox.queue, queue_id
             )
-        spread.take_over(outbox)
+        spread.take_from(outbox)
         return spread
 
     @property
@@ -430,22 +430,22 @@ class PutCalls(Calls):
         """The client of which this object is a part."""
         return cast("Client", self)
 
-    async def look_again(self) -> None:
+    async def refresh_plain_queues(self) -> None:
         """Check whether plain queues that this client puts to have become logical queues."""
         for queue, outbox in list(self._outboxes.items()):
             if not isinstance(outbox, Producer) or outbox.queue_id is None or not outbox.was_used():
                 continue
             info = await self.queue(queue)
             if info.elastic and self._outboxes.get(queue) is outbox:
-                outbox.spread(info.queue_id)
+                outbox.route_to_replicas(info.queue_id)
 
     def _check_name(self, name: str, kind: str) -> None:
-        if self._lifeline.outage is not None:
-            raise self._lifeline.outage
+        if self._connection.outage is not None:
+            raise self._connection.outage
         if not isinstance(name, str) or not name:
             raise InvalidValue(f"a {kind} is named by a string that is not empty, not {name!r}")
         check_text(name)
-        if self._lifeline.info is None:
+        if self._connection.info is None:
             raise InvalidValue("not connected: use `async with tidegate.connect(url) as mq`")
 
     def forget_outbox(self, outbox: Producer | ReplicaRouter, error: TidegateError) -> None:
@@ -566,11 +566,11 @@ class ReadCalls(PutCalls):
             else:
                 found = await self._read_plain(queue_id, packet, deadline)
         run = found.answer.packet.run  # type: ignore[attr-defined]
-        holder = ReadSettler(self._lifeline, str(queue), found.queue_id)
+        holder = ReadSettler(self._connection, str(queue), found.queue_id)
         if lease is None:
             found.link.post(Settle(found.queue_id, 0, [(run.tag, run.tag)]))
             run.tag = 0
-        return split_payloads([run], found.answer.body, holder, self._lifeline.generation)[0][0]
+        return split_payloads([run], found.answer.body, holder, self._connection.generation)[0][0]
 
     async def _read_plain(
         self, queue_id: int, packet: MakePacket, deadline: float
@@ -581,10 +581,10 @@ class ReadCalls(PutCalls):
         """
         loop = asyncio.get_running_loop()
         while True:
-            link = await self.connected()
+            transport = await self.connected()
             wait_ms = max(math.ceil((deadline - loop.time()) * 1e3), 0)
             try:
-                return await _read(link, queue_id, packet(queue_id, wait_ms))
+                return await _read(transport, queue_id, packet(queue_id, wait_ms))
             except (*TRANSIENT_ERRORS, IoFailure) as refusal:
                 if isinstance(refusal, NotOwner) and (await self.queue(queue_id)).elastic:
                     return None
@@ -610,7 +610,7 @@ class ReadCalls(PutCalls):
         while True:
             if topology is None:
                 try:
-                    answered = await self._lifeline.ask(GetTopology(queue_id))
+                    answered = await self._connection.request(GetTopology(queue_id))
                 except InvalidValue:
                     if (await self.queue(queue_id)).elastic:
                         raise
@@ -621,11 +621,11 @@ class ReadCalls(PutCalls):
             places = [place.queue_id for place in topology.replicas if place.number == home]
             if not only_home:
                 places += [p.queue_id for p in topology.replicas if p.number != home]
-            link = await self.connected()
+            transport = await self.connected()
             nothing: TidegateError = NoMessagesInQueue(f"queue {topology.queue!r} is empty")
             for where in places:
                 try:
-                    return await _read(link, where, packet(where, 0))
+                    return await _read(transport, where, packet(where, 0))
                 except _NOTHING_HERE as refusal:
                     if not isinstance(refusal, NoMessagesInQueue):
                         nothing = refusal
@@ -636,7 +636,7 @@ class ReadCalls(PutCalls):
                 continue
             if left_s <= 0:
                 raise nothing
-            found = await _read_first(link, places, packet, min(left_s, _WAIT_S))
+            found = await _read_first(transport, places, packet, min(left_s, _WAIT_S))
             if found is not None:
                 return found
             await asyncio.sleep(min(_RETRY_S, left_s))
@@ -703,21 +703,25 @@ class ReadCalls(PutCalls):
         )
 
 
-async def _read(link: Transport, queue_id: int, packet: Request) -> ReadResult:
+async def _read(transport: Transport, queue_id: int, packet: Request) -> ReadResult:
     return ReadResult(
-        link, queue_id, await link.ask(packet, abandoned=partial(_give_back, link, queue_id))
+        transport,
+        queue_id,
+        await transport.request(packet, abandoned=partial(_give_back, transport, queue_id)),
     )
 
 
 async def _read_first(
-    link: Transport, places: list[int], packet: MakePacket, wait_s: float
+    transport: Transport, places: list[int], packet: MakePacket, wait_s: float
 ) -> ReadResult | None:
     """Wait at several queues for the first message; return additional messages to their queues.
 
     Return `None` if no queue has a message within `wait_s` seconds.
     """
     wait_ms = max(math.ceil(wait_s * 1e3), 1)
-    reads = {asyncio.ensure_future(_read(link, where, packet(where, wait_ms))) for where in places}
+    reads = {
+        asyncio.ensure_future(_read(transport, where, packet(where, wait_ms))) for where in places
+    }
     waiting = set(reads)
     found: ReadResult | None = None
     try:
@@ -750,18 +754,18 @@ def _return(found: ReadResult) -> None:
     )
 
 
-def _give_back(link: Transport, queue_id: int, packet_id: int, answer: Packet | None) -> None:
+def _give_back(transport: Transport, queue_id: int, packet_id: int, answer: Packet | None) -> None:
     """Withdraw an abandoned read, or return the message if its answer has come already.
 
     The message was not handled, so it does not count as a failed delivery.
     """
     if answer is None:
-        link.submit(Withdraw(queue_id, packet_id), None, lambda answer, body: None)
+        transport.submit(Withdraw(queue_id, packet_id), None, lambda answer, body: None)
         return
     assert isinstance(answer, ReadMessageResponse | ReadResponseResponse)
     tag = answer.run.tag
     packet = Return(queue_id, 0, [(tag, tag)], unstarted=True)
-    link.submit(packet, None, lambda answer, body: None)
+    transport.submit(packet, None, lambda answer, body: None)
 
 
 # Settling of messages that were read under a lease; the node assigns them to consumer number 0.
@@ -771,22 +775,22 @@ class ReadSettler:
     """Settles messages that were read with a lease."""
 
     def __init__(self, lifeline: ClusterConnection, queue: str, queue_id: int) -> None:
-        self._lifeline = lifeline
+        self._connection = lifeline
         self.queue = queue
         self._queue_id = queue_id
 
-    def _link(self, generation: int) -> Transport:
-        link = self._lifeline.link
-        if generation != self._lifeline.generation or link is None or not link.alive:
+    def _transport(self, generation: int) -> Transport:
+        transport = self._connection.transport
+        if generation != self._connection.generation or transport is None or not transport.alive:
             raise LeaseLost("the connection was lost meanwhile, and the message went back")
-        return link
+        return transport
 
     def lease_of(self, generation: int) -> tuple[Transport, int, int]:
         """Return transport, queue id and consumer number; raise `LeaseLost` after a reconnect."""
-        return self._link(generation), self._queue_id, 0
+        return self._transport(generation), self._queue_id, 0
 
     def ack_tag(self, tag: int, generation: int) -> None:
-        self._link(generation).post(Settle(self._queue_id, 0, [(tag, tag)]))
+        self._transport(generation).post(Settle(self._queue_id, 0, [(tag, tag)]))
 
     async def ack_tags(self, first: int, last: int, generation: int) -> None:
         await self._settle(Settle(self._queue_id, 0, [(first, last)], confirm=True), generation)
@@ -799,7 +803,7 @@ class ReadSettler:
         await self._settle(Extend(self._queue_id, 0, [(first, last)], lease_ms), generation)
 
     async def _settle(self, packet: Settle | Return | Extend, generation: int) -> None:
-        answered = await self._link(generation).ask(packet)
+        answered = await self._transport(generation).request(packet)
         assert isinstance(answered.packet, SettleResponse)
         # In a cumulative acknowledgement, `lost` also counts messages that were settled before.
         single = packet.ranges is not None and packet.ranges[0][0] == packet.ranges[0][1]

@@ -99,7 +99,7 @@ class ReplicaRouter:
             MemberRole.PRODUCER,
             member,
             wanted=wanted,
-            on_news=self._learned,
+            on_news=self._on_topology,
             on_refused=self._not_joined,
         )
         self._loop = asyncio.get_running_loop()
@@ -140,10 +140,10 @@ class ReplicaRouter:
             self._special.append(DEFAULT_MESSAGE_OPTIONS)
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._deal)
+            self._loop.call_soon(self._distribute)
         return future
 
-    def add_special(self, payload: bytes, special: MessageOptions) -> asyncio.Future[int]:
+    def add_with_options(self, payload: bytes, special: MessageOptions) -> asyncio.Future[int]:
         """Add a message with options of its own; return the future of its id."""
         if self._special is None:
             self._special = [DEFAULT_MESSAGE_OPTIONS] * len(self._payloads)
@@ -154,7 +154,7 @@ class ReplicaRouter:
     async def add_many(self, payloads: list[bytes], priority: int) -> list[list[int]]:
         """Send many messages in batches per replica; return the ids of each batch."""
         await self.ready()
-        self._deal()  # messages that were put earlier are sent first
+        self._distribute()  # messages that were put earlier are sent first
         self._watch()
         runs = []
         at = 0
@@ -164,7 +164,7 @@ class ReplicaRouter:
             runs.append(self._outbox_of(number).add_many(run, priority))
         return [ids for answers in await asyncio.gather(*runs) for ids in answers]
 
-    def take(self, unsent: PendingMessages) -> None:
+    def add_pending(self, unsent: PendingMessages) -> None:
         """Add messages that another producer had gathered, and distribute them."""
         if unsent.special is not None and self._special is None:
             self._special = [DEFAULT_MESSAGE_OPTIONS] * len(self._payloads)
@@ -172,18 +172,18 @@ class ReplicaRouter:
         self._futures += unsent.futures
         if self._special is not None:
             self._special += unsent.special or [DEFAULT_MESSAGE_OPTIONS] * len(unsent.payloads)
-        self._deal()
+        self._distribute()
 
-    def take_over(self, outbox: Producer) -> None:
+    def take_from(self, outbox: Producer) -> None:
         """Take over the unsent messages of a producer whose queue has become a logical queue."""
-        refused, unsent = outbox.give_refused(), outbox.give_unsent()
+        refused, unsent = outbox.take_refused(), outbox.take_pending()
         for batch in refused:
             messages = PendingMessages.of(batch)
             if messages is None:
-                self._alias.adopt(batch)
+                self._alias.add_batch(batch)
             else:
-                self.take(messages)
-        self.take(unsent)
+                self.add_pending(messages)
+        self.add_pending(unsent)
 
     @property
     def unconfirmed(self) -> int:
@@ -191,7 +191,7 @@ class ReplicaRouter:
 
     # Distributing messages
 
-    def _deal(self) -> None:
+    def _distribute(self) -> None:
         self._scheduled = False
         if not self._payloads or not self._ready.done():
             return
@@ -200,15 +200,17 @@ class ReplicaRouter:
         payloads, futures, special = self._payloads, self._futures, self._special
         self._payloads, self._futures, self._special = [], [], None
         if special is not None:
-            payloads, futures, special = self._send_home(payloads, futures, special)
+            payloads, futures, special = self._send_to_assigned(payloads, futures, special)
         counts = self._splitter.deal(len(payloads))
         if len(counts) == 1:
-            self._outbox_of(next(iter(counts))).take(PendingMessages(payloads, futures, special))
+            self._outbox_of(next(iter(counts))).add_pending(
+                PendingMessages(payloads, futures, special)
+            )
             return
         at = 0
         for number, count in counts.items():
             end = at + count
-            self._outbox_of(number).take(
+            self._outbox_of(number).add_pending(
                 PendingMessages(
                     payloads[at:end],
                     futures[at:end],
@@ -217,7 +219,7 @@ class ReplicaRouter:
             )
             at = end
 
-    def _send_home(
+    def _send_to_assigned(
         self,
         payloads: list[bytes],
         futures: list[asyncio.Future[int]],
@@ -234,18 +236,20 @@ class ReplicaRouter:
                 rest.append(message)
                 continue
             payload, future, its_special = message
-            outbox = self._home_outbox(assignment_slot(key), group is None and dedup_id is None)
-            outbox.take(PendingMessages([payload], [future], [its_special]))
+            outbox = self._assigned_producer(
+                assignment_slot(key), group is None and dedup_id is None
+            )
+            outbox.add_pending(PendingMessages([payload], [future], [its_special]))
         return [m[0] for m in rest], [m[1] for m in rest], [m[2] for m in rest]
 
-    def _home_outbox(self, index: int, may_wait_at_alias: bool) -> AssignedReplicaProducer:
+    def _assigned_producer(self, index: int, may_wait_at_alias: bool) -> AssignedReplicaProducer:
         outbox = self._homes.get((index, may_wait_at_alias))
         if outbox is None:
             outbox = AssignedReplicaProducer(self, index, may_wait_at_alias=may_wait_at_alias)
             self._homes[index, may_wait_at_alias] = outbox
         return outbox
 
-    def home(self, index: int, *, may_be_alias: bool) -> int | None:
+    def assigned_replica(self, index: int, *, may_be_alias: bool) -> int | None:
         """Return the queue id to which messages of an assignment slot go now.
 
         `None` means that the slot is closed while its messages move to another replica. With
@@ -274,7 +278,7 @@ class ReplicaRouter:
 
     # Choosing replicas
 
-    def _learned(self) -> None:
+    def _on_topology(self) -> None:
         """Apply a new topology, or a new replica of this producer."""
         topology = self.membership.topology
         assert topology is not None
@@ -289,7 +293,7 @@ class ReplicaRouter:
                 self._empty(outbox)
                 if outbox.is_idle:
                     del self._outboxes[queue_id]
-        self._deal()
+        self._distribute()
         for home in self._homes.values():
             home.flush()
 
@@ -297,9 +301,9 @@ class ReplicaRouter:
         """Check for silent replicas as long as messages are unconfirmed."""
         if not self._watching:
             self._watching = True
-            self._loop.call_later(STALL_S / 2, self._look_for_stalls)
+            self._loop.call_later(STALL_S / 2, self._check_for_stalls)
 
-    def _look_for_stalls(self) -> None:
+    def _check_for_stalls(self) -> None:
         self._watching = False
         now = self._loop.time()
         others = set(self._splitter.shares)
@@ -308,7 +312,7 @@ class ReplicaRouter:
             # Keep the last replica: slow confirmations are better than none.
             if outbox.is_stalled(now) and len(others) > 1:
                 others.discard(number)
-                self.away(outbox)
+                self.on_replica_away(outbox)
         if self.unconfirmed:
             self._watch()
 
@@ -335,15 +339,15 @@ class ReplicaRouter:
             place.number: place.share for place in places if place.share > 0
         }
 
-    def away(self, outbox: Producer, *, gone: bool = False) -> None:
+    def on_replica_away(self, outbox: Producer, *, gone: bool = False) -> None:
         """Give a replica's share to others until it is tried again.
 
         Called when the replica has refused a batch or has not answered. Messages that wait for the
         replica and are certainly not stored go to others. `gone` means that the replica does not
         exist any more.
         """
-        queue_id, link = outbox.queue_id, self.client.link
-        if link is None or not link.alive:
+        queue_id, transport = outbox.queue_id, self.client.link
+        if transport is None or not transport.alive:
             return  # the transport failed, not the replica
         if queue_id is None or queue_id == self.queue_id or queue_id in self._away:
             return
@@ -370,7 +374,7 @@ class ReplicaRouter:
         for home in self._homes.values():
             home.flush()
 
-    def answered(self, outbox: Producer) -> None:
+    def on_replica_answered(self, outbox: Producer) -> None:
         """Give a replica its share again, since it has confirmed a batch."""
         queue_id = outbox.queue_id
         if self._refusals and queue_id is not None and self._refusals.pop(queue_id, 0):
@@ -379,18 +383,18 @@ class ReplicaRouter:
 
     def _empty(self, outbox: ReplicaProducer) -> None:
         """Give a replica's waiting messages to others, except batches it may have stored."""
-        refused, unsent = outbox.give_refused(), outbox.give_unsent()
+        refused, unsent = outbox.take_refused(), outbox.take_pending()
         for batch in refused:
-            self._outbox_of(self._splitter.next()).adopt(batch)
+            self._outbox_of(self._splitter.next()).add_batch(batch)
         if unsent.payloads:
-            self.take(unsent)
+            self.add_pending(unsent)
 
-    def deal_again(self, outbox: ReplicaProducer, batch: OutgoingBatch) -> bool:
+    def reroute(self, outbox: ReplicaProducer, batch: OutgoingBatch) -> bool:
         """Give a refused batch as a whole to another replica; return `False` if there is none."""
         other = self._outbox_of(self._splitter.next())
         if other is outbox:
             return False
-        other.adopt(batch)
+        other.add_batch(batch)
         return True
 
     def find_room(self, outbox: ReplicaProducer, batch: OutgoingBatch) -> bool:
@@ -412,7 +416,7 @@ class ReplicaRouter:
         # but are tried.
         self._outbox_of(
             min(left, key=lambda place: (place.queue_id in self._full, random.random())).number
-        ).adopt(batch)
+        ).add_batch(batch)
         if not self._full.issuperset(place.queue_id for place in left):
             self._empty(outbox)
         return True
@@ -422,7 +426,7 @@ class ReplicaRouter:
         if self._ready.done():
             self._choose()
 
-    async def fate(self, replica_id: int, producer: int, batch: int) -> bool:
+    async def batch_result(self, replica_id: int, producer: int, batch: int) -> bool:
         """Return whether a replica that is gone had stored a batch."""
         answered = await self.client.ask(GetFate(self.queue_id, replica_id, producer, batch))
         assert isinstance(answered.packet, GetFateResponse)
@@ -461,12 +465,12 @@ class ReplicaRouter:
         self._payloads, self._futures, self._special = [], [], None
         for outbox in self._all():
             messages = [
-                PendingMessages.of(batch) for batch in outbox.give_refused(of_one_each=True)
+                PendingMessages.of(batch) for batch in outbox.take_refused(of_one_each=True)
             ]
-            left = [*(each for each in messages if each is not None), outbox.give_unsent(), *left]
+            left = [*(each for each in messages if each is not None), outbox.take_pending(), *left]
         for unsent in left:
             if unsent.payloads:
-                self.client.outbox(self.queue).take(unsent)
+                self.client.producer_of(self.queue).add_pending(unsent)
         if not self._ready.done():
             self._ready.set_exception(error)
 
@@ -495,11 +499,11 @@ _STORED = PutMessageResponse(0)
 class ReplicaProducer(Producer):
     """Collects and sends messages to one replica, or to the alias."""
 
-    __slots__ = ("_answered_at", "_fates", "_spread")
+    __slots__ = ("_answered_at", "_fates", "_router")
 
     def __init__(self, spread: ReplicaRouter, queue_id: int) -> None:
         super().__init__(spread.client, spread.queue)
-        self._spread = spread
+        self._router = spread
         self.queue_id = queue_id
         # The time of its last answer, or of the first batch sent after a pause.
         self._answered_at = 0.0
@@ -525,7 +529,7 @@ class ReplicaProducer(Producer):
 
     def _take_answer(self, batch: OutgoingBatch, answer: Packet) -> None:
         self._answered_at = self._loop.time()
-        self._spread.answered(self)
+        self._router.on_replica_answered(self)
         super()._take_answer(batch, answer)
 
     def _failed(self, batch: OutgoingBatch, error: TidegateError) -> None:
@@ -537,7 +541,7 @@ class ReplicaProducer(Producer):
             self._not_home(batch, error)
         elif isinstance(error, QueueNotExisting):
             if batch.is_unknown:
-                self._ask_fate(batch)
+                self._request_result(batch)
             else:
                 self._refused(batch, error)
         elif (
@@ -551,7 +555,7 @@ class ReplicaProducer(Producer):
             return
         else:
             if batch.is_unknown:
-                self._spread.away(self)
+                self._router.on_replica_away(self)
             super()._failed(batch, error)
 
     def _has_patience(self, batch: OutgoingBatch) -> bool:
@@ -562,51 +566,51 @@ class ReplicaProducer(Producer):
 
     def _refused(self, batch: OutgoingBatch, error: TidegateError) -> None:
         """Give a batch that is certainly not stored to another replica."""
-        link = self._client.link
-        if link is None or not link.alive:
+        transport = self._client.link
+        if transport is None or not transport.alive:
             # The transport failed, not the replica: keep the batch for the reconnect.
             self._put_back(batch)
             return
-        self._spread.away(self, gone=isinstance(error, QueueNotExisting))
-        if not self._spread.deal_again(self, batch):
+        self._router.on_replica_away(self, gone=isinstance(error, QueueNotExisting))
+        if not self._router.reroute(self, batch):
             self._try_later(batch)
 
     def _finds_room(self, batch: OutgoingBatch) -> bool:
         """Pass the batch to a replica that may have room; return `False` if there is none."""
-        return self._spread.find_room(self, batch)
+        return self._router.find_room(self, batch)
 
     def _not_home(self, batch: OutgoingBatch, error: TidegateError) -> None:
         """Distribute a batch again, since another replica is assigned to some of its messages."""
         unsent = PendingMessages.of(batch)
         if unsent is not None and self._has_patience(batch):
-            self._spread.take(unsent)
+            self._router.add_pending(unsent)
         else:
-            batch.give_up(error)
+            batch.fail(error)
 
-    def _ask_fate(self, batch: OutgoingBatch) -> None:
-        task = self._client.spawn(self._find_fate(batch))
+    def _request_result(self, batch: OutgoingBatch) -> None:
+        task = self._client.spawn(self._find_result(batch))
         self._fates.add(task)
-        task.add_done_callback(self._fate_known)
+        task.add_done_callback(self._on_result)
 
-    def _fate_known(self, task: asyncio.Task[None]) -> None:
+    def _on_result(self, task: asyncio.Task[None]) -> None:
         """Flush after a look-up has ended, since batches may have waited for it."""
         self._fates.discard(task)
         if not task.cancelled():
             self.flush()
 
-    async def _find_fate(self, batch: OutgoingBatch) -> None:
+    async def _find_result(self, batch: OutgoingBatch) -> None:
         assert self.queue_id is not None
         packet = batch.packet
         try:
-            stored = await self._spread.fate(packet.queue_id, packet.producer, packet.batch)
+            stored = await self._router.batch_result(packet.queue_id, packet.producer, packet.batch)
         except asyncio.CancelledError:
-            batch.give_up(IoFailure("closed before it was known whether it was stored"))
+            batch.fail(IoFailure("closed before it was known whether it was stored"))
             raise
         except TidegateError as error:
             if isinstance(error, RetryLater) and self._has_patience(batch):
                 self._try_later(batch)
             else:
-                batch.give_up(IoFailure(f"{error}; whether it was stored is not known"))
+                batch.fail(IoFailure(f"{error}; whether it was stored is not known"))
             return
         if stored:
             super()._take_answer(batch, _STORED)
@@ -629,7 +633,7 @@ class AssignedReplicaProducer(ReplicaProducer):
         self.queue_id = self._target() or spread.queue_id
 
     def _target(self) -> int | None:
-        return self._spread.home(self._index, may_be_alias=self._may_wait_at_alias)
+        return self._router.assigned_replica(self._index, may_be_alias=self._may_wait_at_alias)
 
     def _flush(self) -> None:
         if self._fates:
@@ -642,8 +646,8 @@ class AssignedReplicaProducer(ReplicaProducer):
             super()._flush()
             return
         self._scheduled = False
-        link = self._client.link
-        if link is None or not link.alive:
+        transport = self._client.link
+        if transport is None or not transport.alive:
             return
         # Send to the former replica only batches that it may have stored.
         self._send_unknown()
@@ -654,13 +658,13 @@ class AssignedReplicaProducer(ReplicaProducer):
     def _not_home(self, batch: OutgoingBatch, error: TidegateError) -> None:
         """Refresh the topology and try again, since the assignment has changed."""
         if self._has_patience(batch):
-            self._spread.membership.join_again()
+            self._router.membership.join_again()
             self._try_later(batch)
         else:
-            batch.give_up(error)
+            batch.fail(error)
 
     def _refused(self, batch: OutgoingBatch, error: TidegateError) -> None:
-        self._spread.away(self, gone=isinstance(error, QueueNotExisting))
+        self._router.on_replica_away(self, gone=isinstance(error, QueueNotExisting))
         self._try_later(batch)
 
     def _finds_room(self, batch: OutgoingBatch) -> bool:
@@ -686,27 +690,27 @@ class ProducerHandle:
         self.queue = queue
         self._member = member
         self._wanted = wanted
-        self._outbox: Producer | ReplicaRouter | None = None
+        self._producer: Producer | ReplicaRouter | None = None
         self._unconfirmed: set[asyncio.Future[int]] = set()
 
     async def __aenter__(self) -> ProducerHandle:
         client = self._client
         info = await client.queue(self.queue)
         if info.elastic:
-            self._outbox = ReplicaRouter(
+            self._producer = ReplicaRouter(
                 client, self.queue, info.queue_id, member=self._member, wanted=self._wanted
             )
-            client.add_producer(self._outbox)
-            await self._outbox.ready()
+            client.add_producer(self._producer)
+            await self._producer.ready()
         else:
-            self._outbox = Producer(client, self.queue)
-            self._outbox.queue_id = info.queue_id
-            client.add_producer(self._outbox)
+            self._producer = Producer(client, self.queue)
+            self._producer.queue_id = info.queue_id
+            client.add_producer(self._producer)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         outbox = self._opened()
-        self._outbox = None
+        self._producer = None
         while self._unconfirmed:
             await asyncio.wait(set(self._unconfirmed))
         self._client.drop_producer(outbox)
@@ -714,9 +718,9 @@ class ProducerHandle:
             await outbox.close()
 
     def _opened(self) -> Producer | ReplicaRouter:
-        if self._outbox is None:
+        if self._producer is None:
             raise InvalidValue("the producer is not open: use `async with mq.producer(queue)`")
-        return self._outbox
+        return self._producer
 
     @property
     def replica(self) -> int | None:
@@ -744,7 +748,7 @@ class ProducerHandle:
         future = (
             outbox.add(payload)
             if special == DEFAULT_MESSAGE_OPTIONS
-            else outbox.add_special(payload, special)
+            else outbox.add_with_options(payload, special)
         )
         self._unconfirmed.add(future)
         future.add_done_callback(self._unconfirmed.discard)

@@ -104,10 +104,10 @@ class Subscription:
         self._is_bound = is_bound
         self._queue_id = 0
         self._membership: QueueMembership | None = None
-        self._inbox = ReceiveBuffer()
-        self._footing = ConsumerSet(
+        self._buffer = ReceiveBuffer()
+        self._consumers = ConsumerSet(
             client,
-            self._inbox,
+            self._buffer,
             self.queue,
             order,
             automatic,
@@ -115,7 +115,7 @@ class Subscription:
             on_prefetch=self._prefetch_changed,
         )
         # Receives messages that are addressed to this client and held by another replica.
-        self._at_home = AddressedReads(self, self._footing)
+        self._addressed_reads = AddressedReads(self, self._consumers)
         self._drained = False
         self._subscribing = False
         self._placed = asyncio.Event()
@@ -125,7 +125,7 @@ class Subscription:
 
     async def __aenter__(self) -> Subscription:
         self._queue_id = await self._client.queue_id(self._named)
-        self._inbox.is_open = True
+        self._buffer.is_open = True
         self._client.add_subscription(self)
         try:
             if self._client.is_elastic(self._queue_id):
@@ -136,24 +136,24 @@ class Subscription:
                 # A logical queue without a replica: iterating waits for the first one.
                 self._subscribe_behind()
         except BaseException:
-            self._inbox.is_open = False
+            self._buffer.is_open = False
             self._client.drop_subscription(self)
             if self._membership is not None:
                 await self._membership.leave()
             raise
         self._renewal = self._client.spawn(self._renew())
-        self._at_home.look()
+        self._addressed_reads.refresh()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._inbox.close()
+        self._buffer.close()
         self._placed.set()
         self._client.drop_subscription(self)
         if self._renewal is not None:
             self._renewal.cancel()
-        for leg in self._legs():
-            await leg.unsubscribe()
-            self.lose(leg)
+        for consumer in self._all_consumers():
+            await consumer.unsubscribe()
+            self.discard_consumer(consumer)
         if self._membership is not None:
             await self._membership.leave()
 
@@ -190,17 +190,21 @@ class Subscription:
         self._membership.start()
         await joined
 
-    def _legs(self) -> list[RemoteConsumer]:
+    def _all_consumers(self) -> list[RemoteConsumer]:
         """Return all consumers that may hold messages."""
-        legs = (self._footing.leg, self._at_home.leg, *self._footing.leaving)
-        return [leg for leg in legs if leg is not None]
+        consumers = (
+            self._consumers.consumer,
+            self._addressed_reads.consumer,
+            *self._consumers.leaving,
+        )
+        return [consumer for consumer in consumers if consumer is not None]
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine as a task that is cancelled when the client closes."""
         self._client.spawn(work)
 
     def wants_more(self) -> bool:
-        return self._inbox.is_open and not self._drained
+        return self._buffer.is_open and not self._drained
 
     def _target(self) -> int:
         """Return the id of the queue to consume from; 0 if no replica is assigned."""
@@ -239,7 +243,7 @@ class Subscription:
         """Register a consumer at the target, with retries; only one task does so at a time."""
         backoff_s = _BACKOFF_FIRST_S
         self._subscribing = True
-        leg: RemoteConsumer | None = None
+        consumer: RemoteConsumer | None = None
         try:
             while self.wants_more():
                 self._placed.clear()
@@ -247,17 +251,17 @@ class Subscription:
                 if not target:
                     await self._wait_for_place()
                     continue
-                leg = await self._new_leg(target)
+                consumer = await self._new_leg(target)
                 try:
-                    await leg.subscribe()
+                    await consumer.subscribe()
                 except RetryLater as refusal:
-                    self.lose(leg)
+                    self.discard_consumer(consumer)
                     await self._refused(refusal)
                     await asyncio.sleep(backoff_s)
                     backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
                     continue
                 except QueueNotExisting as refusal:
-                    self.lose(leg)
+                    self.discard_consumer(consumer)
                     if self._membership is None:
                         raise
                     await self._refused(refusal)
@@ -267,20 +271,20 @@ class Subscription:
                 except UniqueConstraint:
                     # The node still has a consumer of this number, since the end that arrived was
                     # that of an older one. Remove it and register again.
-                    self.lose(leg)
-                    await leg.unsubscribe()
+                    self.discard_consumer(consumer)
+                    await consumer.unsubscribe()
                     continue
-                if leg.lost:
+                if consumer.lost:
                     continue
                 if not self.wants_more():
-                    leg.abandon()
+                    consumer.abandon()
                     return
-                self._footing.stand_on(leg)
+                self._consumers.switch_to(consumer)
                 if self._target() == target:
                     return
         except BaseException:
-            if leg is not None and leg is not self._footing.leg:
-                leg.abandon()
+            if consumer is not None and consumer is not self._consumers.consumer:
+                consumer.abandon()
             raise
         finally:
             self._subscribing = False
@@ -303,42 +307,42 @@ class Subscription:
                 await self._join()
 
     async def _new_leg(self, queue_id: int) -> RemoteConsumer:
-        link = await self._client.connected()
+        transport = await self._client.connected()
         if self._membership is not None:
             # Use the number of the membership, unless a retiring consumer still has it.
             taken = self._client.has_leg(self._member)
             self.consumer = self._client.next_consumer() if taken else self._member
-        elif self._footing.leg is not None:
-            self.lose(self._footing.leg)
-        return self._footing.new_leg(queue_id, self.consumer, link, self.prefetch)
+        elif self._consumers.consumer is not None:
+            self.discard_consumer(self._consumers.consumer)
+        return self._consumers.new_consumer(queue_id, self.consumer, transport, self.prefetch)
 
     async def new_leg_at_home(self, queue_id: int, prefetch: int) -> RemoteConsumer:
         """Make a consumer that receives only messages addressed to this client."""
-        link = await self._client.connected()
+        transport = await self._client.connected()
         number = self._client.next_consumer()
-        return self._footing.new_leg(queue_id, number, link, prefetch, mine_only=True)
+        return self._consumers.new_consumer(queue_id, number, transport, prefetch, mine_only=True)
 
-    def lose(self, leg: RemoteConsumer) -> None:
+    def discard_consumer(self, consumer: RemoteConsumer) -> None:
         """Discard a consumer after the node has returned its messages to the queue."""
-        self.interruptions += leg is self._footing.leg
-        self._footing.lose(leg)
-        self._at_home.lost(leg)
+        self.interruptions += consumer is self._consumers.consumer
+        self._consumers.discard(consumer)
+        self._addressed_reads.on_consumer_lost(consumer)
 
     def resubscribe(self, queue_id: int | None = None) -> None:
         """Register again after a reconnect, or when the queue was created again as `queue_id`."""
-        if not self._inbox.is_open:
+        if not self._buffer.is_open:
             return
         self._queue_id = queue_id or self._queue_id
-        for leg in self._legs():
-            self.lose(leg)
+        for consumer in self._all_consumers():
+            self.discard_consumer(consumer)
         self.join_again()
         self._subscribe_behind()
-        self._at_home.look()
+        self._addressed_reads.refresh()
 
     def _subscribe_behind(self) -> None:
         """Register in a task; if one is running, it notices the new target by itself."""
         self._placed.set()
-        if self._subscribing or self._drained or not self._inbox.is_open:
+        if self._subscribing or self._drained or not self._buffer.is_open:
             return
         self._subscribing = True
 
@@ -353,29 +357,31 @@ class Subscription:
     def _place_changed(self) -> None:
         """Move to the assigned replica, which was just assigned or has changed."""
         target = self._target()
-        if target and (self._footing.leg is None or self._footing.leg.queue_id != target):
+        if target and (
+            self._consumers.consumer is None or self._consumers.consumer.queue_id != target
+        ):
             # While the block is being entered, `__aenter__` registers the consumer itself.
             if self._renewal is not None:
                 self._subscribe_behind()
             self._placed.set()
         if self._renewal is not None:
-            self._at_home.look()
+            self._addressed_reads.refresh()
 
     def fail(self, error: TidegateError) -> None:
-        self._inbox.fail(error)
+        self._buffer.fail(error)
 
     # Pushes from the node
 
-    def _ended(self, leg: RemoteConsumer, packet: ConsumerEnded) -> None:
+    def _ended(self, consumer: RemoteConsumer, packet: ConsumerEnded) -> None:
         error = from_code(packet.code, packet.text)
-        is_current = leg is self._footing.leg or leg not in self._footing.leaving
-        is_at_home = leg is self._at_home.leg
-        self.lose(leg)
+        is_current = consumer is self._consumers.consumer or consumer not in self._consumers.leaving
+        is_at_home = consumer is self._addressed_reads.consumer
+        self.discard_consumer(consumer)
         if not is_current:
             return
         if is_at_home and isinstance(error, QueueNotExisting | RetryLater):
             self.join_again()
-            self._at_home.look()
+            self._addressed_reads.refresh()
         elif self._membership is not None and isinstance(error, QueueNotExisting | RetryLater):
             self._membership.join_again()
             self._subscribe_behind()
@@ -384,8 +390,8 @@ class Subscription:
         else:
             self.fail(error)
 
-    def _prefetch_changed(self, leg: RemoteConsumer, prefetch: int) -> None:
-        if leg is self._footing.leg:
+    def _prefetch_changed(self, consumer: RemoteConsumer, prefetch: int) -> None:
+        if consumer is self._consumers.consumer:
             self.prefetch = prefetch
 
     # Iterating
@@ -393,21 +399,23 @@ class Subscription:
     @property
     def held(self) -> int:
         """Messages received but not yet taken by the application."""
-        return self._inbox.held
+        return self._buffer.held
 
     @property
     def delivered(self) -> int:
         """Messages received since the subscription began."""
-        return self._inbox.delivered
+        return self._buffer.delivered
 
     async def waiting(self) -> int | None:
         """Return the number of messages ready at the queue or replica; `None` if not known."""
-        return None if self._footing.leg is None else await self._footing.leg.waiting()
+        return (
+            None if self._consumers.consumer is None else await self._consumers.consumer.waiting()
+        )
 
     @property
     def is_live(self) -> bool:
         """Whether messages can arrive now."""
-        return self._footing.leg is not None and self._footing.leg.is_connected
+        return self._consumers.consumer is not None and self._consumers.consumer.is_connected
 
     @property
     def is_prefetch_costly(self) -> bool:
@@ -416,7 +424,7 @@ class Subscription:
 
     def batches(self) -> AsyncIterator[MessageBatch]:
         """Iterate over batches of messages as the node sent them."""
-        return self._inbox.batches()
+        return self._buffer.batches()
 
     def __aiter__(self) -> AsyncIterator[Message]:
         """Iterate over messages.
@@ -424,7 +432,7 @@ class Subscription:
         Several tasks may iterate over one subscription. An iteration that was left may be
         continued.
         """
-        return self._inbox.messages()
+        return self._buffer.messages()
 
     async def run(
         self,
@@ -463,10 +471,10 @@ class Subscription:
         """Change how many unacknowledged messages this subscription may have."""
         check_count("prefetch", prefetch)
         await self._client.connected()
-        if self._footing.leg is not None:
-            await self._footing.leg.set_prefetch(prefetch)
+        if self._consumers.consumer is not None:
+            await self._consumers.consumer.set_prefetch(prefetch)
         self.prefetch = prefetch
-        await self._at_home.set_prefetch()
+        await self._addressed_reads.set_prefetch()
 
     async def drain(self) -> None:
         """Stop receiving, and return messages that the application has not taken.
@@ -476,23 +484,27 @@ class Subscription:
         """
         self._drained = True
         self._placed.set()
-        for leg in (self._footing.leg, self._at_home.leg):
-            if leg is None or not leg.is_connected:
+        for consumer in (self._consumers.consumer, self._addressed_reads.consumer):
+            if consumer is None or not consumer.is_connected:
                 continue  # the node has returned its messages when the transport failed
             # An error means that the transport or the queue is gone, and its messages were
             # returned.
             with contextlib.suppress(TidegateError):
-                await leg.withdraw_credit()
-                await leg.give_back(self._inbox.untouched(leg))
+                await consumer.withdraw_credit()
+                await consumer.return_unstarted(self._buffer.untouched(consumer))
 
     async def _renew(self) -> None:
         """Renew the leases at a third of their length, so that two renewals may fail."""
         while True:
-            legs = [leg for leg in (self._footing.leg, self._at_home.leg) if leg is not None]
-            await asyncio.sleep(min([60.0, *(leg.lease_s for leg in legs)]) / 3)
-            for leg in (self._footing.leg, self._at_home.leg):
-                if leg is not None:
-                    await leg.renew()
+            consumers = [
+                consumer
+                for consumer in (self._consumers.consumer, self._addressed_reads.consumer)
+                if consumer is not None
+            ]
+            await asyncio.sleep(min([60.0, *(consumer.lease_s for consumer in consumers)]) / 3)
+            for consumer in (self._consumers.consumer, self._addressed_reads.consumer):
+                if consumer is not None:
+                    await consumer.renew()
 
 
 # The consumers of a subscription: the current one, and the retiring ones.
@@ -517,69 +529,75 @@ class ConsumerSet:
         on_prefetch: Callable[[RemoteConsumer, int], None],
     ) -> None:
         self._client = client
-        self._inbox = inbox
+        self._buffer = inbox
         self._queue = queue
         self._order = order
         self._automatic = automatic
         self._on_ended = on_ended
         self._on_prefetch = on_prefetch
-        self.leg: RemoteConsumer | None = None
+        self.consumer: RemoteConsumer | None = None
         # Consumers at former replicas, with messages that the application has not settled.
         self.leaving: set[RemoteConsumer] = set()
 
-    def new_leg(
-        self, queue_id: int, number: int, link: Transport, prefetch: int, *, mine_only: bool = False
+    def new_consumer(
+        self,
+        queue_id: int,
+        number: int,
+        transport: Transport,
+        prefetch: int,
+        *,
+        mine_only: bool = False,
     ) -> RemoteConsumer:
         """Make a consumer that is not registered yet, and is not the current one."""
-        leg = RemoteConsumer(
+        consumer = RemoteConsumer(
             self._queue,
             queue_id,
             number,
-            link,
+            transport,
             prefetch=prefetch,
             order=self._order,
             automatic=self._automatic,
             mine_only=mine_only,
-            on_arrived=self._inbox.take_in,
+            on_arrived=self._buffer.add,
             on_ended=self._on_ended,
             on_prefetch=self._on_prefetch,
         )
-        self._client.add_leg(leg)
-        return leg
+        self._client.add_leg(consumer)
+        return consumer
 
-    def stand_on(self, leg: RemoteConsumer) -> None:
-        former, self.leg = self.leg, leg
+    def switch_to(self, consumer: RemoteConsumer) -> None:
+        former, self.consumer = self.consumer, consumer
         if former is not None:
-            self.part_from(former)
+            self.retire(former)
 
-    def part_from(self, leg: RemoteConsumer) -> None:
+    def retire(self, consumer: RemoteConsumer) -> None:
         """Retire a consumer: it receives no more and ends with its last unsettled message."""
-        if not leg.lost:
-            self.leaving.add(leg)
-            self._client.spawn(self._leave(leg))
+        if not consumer.lost:
+            self.leaving.add(consumer)
+            self._client.spawn(self._drain(consumer))
 
-    async def _leave(self, leg: RemoteConsumer) -> None:
+    async def _drain(self, consumer: RemoteConsumer) -> None:
         """Retire a consumer, and wait until its messages are settled."""
         # An error means that the transport or the queue is gone, and its messages were returned.
         with contextlib.suppress(TidegateError):
-            await leg.withdraw_credit()
+            await consumer.withdraw_credit()
             if not self._automatic:
-                await leg.give_back(self._inbox.untouched(leg))
-                await leg.until_settled()
-        if leg in self.leaving:
-            self.leaving.discard(leg)
-            await leg.unsubscribe()
-            leg.lost = True
-            self._client.drop_leg(leg)
+                await consumer.return_unstarted(self._buffer.untouched(consumer))
+                await consumer.until_settled()
+        if consumer in self.leaving:
+            self.leaving.discard(consumer)
+            await consumer.unsubscribe()
+            consumer.lost = True
+            self._client.drop_leg(consumer)
 
-    def lose(self, leg: RemoteConsumer) -> None:
+    def discard(self, consumer: RemoteConsumer) -> None:
         """Discard a consumer after the node has returned its messages to the queue."""
-        leg.lost = True
-        self._client.drop_leg(leg)
-        self.leaving.discard(leg)
-        if leg is self.leg:
-            self.leg = None
-        self._inbox.forget(leg)
+        consumer.lost = True
+        self._client.drop_leg(consumer)
+        self.leaving.discard(consumer)
+        if consumer is self.consumer:
+            self.consumer = None
+        self._buffer.discard(consumer)
 
 
 # The receive buffer of a subscription: messages received and not yet taken.
@@ -613,7 +631,7 @@ class ReceiveBuffer:
         self._failure: TidegateError | None = None
         self.is_open = False
 
-    def take_in(self, batches: list[MessageBatch]) -> None:
+    def add(self, batches: list[MessageBatch]) -> None:
         self._arrived.extend(batches)
         self.delivered += sum(map(len, batches))
         self._news.set()
@@ -641,7 +659,7 @@ class ReceiveBuffer:
         while True:
             while self._arrived:
                 yield self._arrived.popleft()
-            await self._wait_for_news()
+            await self._wait_for_change()
 
     async def messages(self) -> AsyncIterator[Message]:
         """Iterate over messages."""
@@ -662,9 +680,9 @@ class ReceiveBuffer:
                 # Let acknowledgements and other tasks run between two batches.
                 await asyncio.sleep(0)
             else:
-                await self._wait_for_news()
+                await self._wait_for_change()
 
-    async def _wait_for_news(self) -> None:
+    async def _wait_for_change(self) -> None:
         if self._failure is not None:
             raise self._failure
         if not self.is_open:
@@ -674,16 +692,16 @@ class ReceiveBuffer:
 
     # Returning messages
 
-    def untouched(self, leg: RemoteConsumer) -> list[tuple[int, int]]:
+    def untouched(self, consumer: RemoteConsumer) -> list[tuple[int, int]]:
         """Remove the messages of a consumer that were not taken; return their tags as ranges."""
         opened: list[Message] = []
-        if self._opened_of is leg:
+        if self._opened_of is consumer:
             opened, self._opened_left = list(self._opened), 0
         ranges = [(tag, tag) for tag in (message._run.tag + message._index for message in opened)]
-        ranges += [batch._tags() for batch in self._arrived if batch._holder is leg]
-        self.forget(leg)
+        ranges += [batch._tags() for batch in self._arrived if batch._holder is consumer]
+        self.discard(consumer)
         return ranges
 
-    def forget(self, leg: RemoteConsumer) -> None:
+    def discard(self, consumer: RemoteConsumer) -> None:
         """Drop the messages of a lost consumer."""
-        self._arrived = deque(batch for batch in self._arrived if batch._holder is not leg)
+        self._arrived = deque(batch for batch in self._arrived if batch._holder is not consumer)

@@ -89,8 +89,8 @@ class Transaction:
     def ack(self, message: Message) -> None:
         """Acknowledge a message when the block ends; it must be held by the same client."""
         self._check_open()
-        link, queue_id, consumer, tag = message.held_under()
-        if link is not self._client.link:
+        transport, queue_id, consumer, tag = message.held_under()
+        if transport is not self._client.link:
             raise InvalidValue("this message is held by another client: each has its transactions")
         self._acked[queue_id, consumer, tag] = message
 
@@ -107,12 +107,12 @@ class Transaction:
         deadline = loop.time() + self._patience_s
         backoff_s = 0.02
         while True:
-            link = await client.connected()
+            transport = await client.connected()
             if packet.acks and not packet.resent:
                 for message in self._acked.values():
                     message.held_under()  # raises `LeaseLost` if the transport has changed since
             try:
-                answered = await link.ask(packet, bodies)
+                answered = await transport.request(packet, bodies)
                 break
             except (IoFailure, *TRANSIENT_ERRORS) as failure:
                 if packet.acks and not packet.puts:

@@ -74,7 +74,7 @@ class WorkerRunner:
         self._client = client
         self._queue = queue
         self._call = tracing.traced_handler(call)
-        self._closing = closing
+        self._shutdown = closing
         self._concurrency = concurrency
         self._prefetch = prefetch
         self._running: set[asyncio.Task[None]] = set()
@@ -86,11 +86,11 @@ class WorkerRunner:
         self.subscription: EngineSubscription | None = None
         # Set if the prefetch has a goal.
         self._handling: HandlerMeter | None = None
-        self._steered: AutomaticPrefetch | None = None
+        self._prefetch_control: AutomaticPrefetch | None = None
         if goal is not None:
             _tell_doubts(goal, queue, client.engine_name)
             self._handling = HandlerMeter(concurrency, asyncio.get_running_loop().time)
-            self._steered = AutomaticPrefetch(
+            self._prefetch_control = AutomaticPrefetch(
                 queue,
                 goal,
                 start=prefetch,
@@ -101,16 +101,16 @@ class WorkerRunner:
     async def run(self) -> None:
         """Handle messages until the shutdown is asked for and all begun handlers have ended."""
         try:
-            while not self._closing.asked.is_set():
+            while not self._shutdown.requested.is_set():
                 try:
                     await self._work()
                 except RetryLater as outage:
                     self._tell_outage(outage)
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._closing.asked.wait(), _OUTAGE_S)
+                        await asyncio.wait_for(self._shutdown.requested.wait(), _OUTAGE_S)
         finally:
             # A runner that cannot continue ends the other runners of the app, in an orderly way.
-            self._closing.begin()
+            self._shutdown.begin()
             await self._finish()
 
     def _tell_outage(self, outage: RetryLater) -> None:
@@ -120,9 +120,9 @@ class WorkerRunner:
             log.warning("no messages until the connection is back", extra=extra)
 
     async def _work(self) -> None:
-        if self._steered is not None:
+        if self._prefetch_control is not None:
             # After an outage, start with the prefetch that the loop had reached.
-            self._prefetch = self._steered.steering.tick()
+            self._prefetch = self._prefetch_control.steering.tick()
         subscription = self._client.subscribe(self._queue, prefetch=self._prefetch)
         async with subscription:
             self.subscription = subscription
@@ -137,21 +137,21 @@ class WorkerRunner:
                 },
             )
             async with (
-                _cancelled_at_the_end(self._steer(subscription)),
+                _cancelled_at_the_end(self._control_prefetch(subscription)),
                 _cancelled_at_the_end(self._take(subscription)) as taking,
             ):
-                await _first_of(taking, self._closing.asked)
-            if self._closing.asked.is_set():
+                await _first_of(taking, self._shutdown.requested)
+            if self._shutdown.requested.is_set():
                 await subscription.drain()
                 await self._finish()
             else:
                 await taking  # it failed: raise its error
 
-    async def _steer(self, subscription: EngineSubscription) -> None:
-        if self._steered is None:
+    async def _control_prefetch(self, subscription: EngineSubscription) -> None:
+        if self._prefetch_control is None:
             return
         try:
-            await self._steered.run(subscription)
+            await self._prefetch_control.run(subscription)
         except Exception:
             # A failed prefetch loop must not stop the handling of messages.
             log.exception("the prefetch stays as it is", extra={"queue": self._queue})
@@ -167,14 +167,14 @@ class WorkerRunner:
             task = asyncio.get_running_loop().create_task(self._handle(message))
             self._running.add(task)
             if self._handling is not None:
-                self._handling.began()
+                self._handling.on_started()
             task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         self._slot_freed.set()
         if self._handling is not None:
-            self._handling.ended()
+            self._handling.on_finished()
         if not task.cancelled() and (failure := task.exception()) is not None:
             log.error("a message was not settled", exc_info=failure, extra={"queue": self._queue})
 
@@ -183,7 +183,7 @@ class WorkerRunner:
         if not self._running or self._finished:
             return
         ended = asyncio.ensure_future(asyncio.wait(set(self._running)))
-        await _first_of(ended, self._closing.over)
+        await _first_of(ended, self._shutdown.over)
         self._finished = True
         if not self._running:
             return
@@ -191,7 +191,7 @@ class WorkerRunner:
             "stopped before everything had finished: the rest goes back",
             extra={"queue": self._queue, "messages": len(self._running)},
         )
-        self._closing.has_cut_off = True
+        self._shutdown.has_cut_off = True
         for task in self._running:
             task.cancel()
         # A handler that ignores the cancellation loses its message when the subscription closes.
@@ -203,7 +203,7 @@ class WorkerRunner:
         try:
             settle = await self._outcome(message)
         except asyncio.CancelledError as cancelled:
-            if self._closing.over.is_set():
+            if self._shutdown.over.is_set():
                 # The handler did not fail. Deliver the message at once to another worker.
                 settle = message.nack(delay=0.0, error=STOPPED_TEXT)
             else:
@@ -229,17 +229,17 @@ class WorkerRunner:
                 answer = encode_payload(result)
                 await self._client.reply(message, answer.payload, content_type=answer.content_type)
         except Reject as hopeless:
-            self._tell("a message was rejected", message, hopeless)
+            self._report_step("a message was rejected", message, hopeless)
             return message.reject(error=exception_text(hopeless) or None)
         except Retry as again:
-            self._tell("a message is to be tried again", message, again)
+            self._report_step("a message is to be tried again", message, again)
             return message.nack(delay=again.after, error=exception_text(again) or None)
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:
             # Some libraries raise panics that are no `Exception`. Return the message for them, too;
             # otherwise it would be held for ever.
-            self._tell("a message failed", message, error, traceback=True)
+            self._report_step("a message failed", message, error, traceback=True)
             return message.nack(error=error_text(error))
         return None
 
@@ -250,7 +250,7 @@ class WorkerRunner:
             "delivery_count": message.delivery_count,
         }
 
-    def _tell(
+    def _report_step(
         self, event: str, message: EngineMessage, error: BaseException, *, traceback: bool = False
     ) -> None:
         extra = self._about(message) | {"reason": error_text(error)}
@@ -293,27 +293,27 @@ class GracefulShutdown:
 
     def __init__(self, drain_s: float) -> None:
         self._drain_s = drain_s
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
         # Set at the deadline, or by a second request.
         self.over = asyncio.Event()
         # Whether handlers were still running at the deadline.
         self.has_cut_off = False
 
-    def ask(self) -> None:
-        if self.asked.is_set():
+    def request(self) -> None:
+        if self.requested.is_set():
             self.over.set()
         else:
             self.begin()
 
     def begin(self) -> None:
         """Begin the shutdown, unless it has begun."""
-        if not self.asked.is_set():
-            self.asked.set()
+        if not self.requested.is_set():
+            self.requested.set()
             asyncio.get_running_loop().call_later(self._drain_s, self.over.set)
 
     def hurry(self) -> None:
         """Stop without waiting for handlers."""
-        self.asked.set()
+        self.requested.set()
         self.over.set()
 
 

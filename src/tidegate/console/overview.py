@@ -52,7 +52,7 @@ async def live_events(
                 # Do not wait for silent nodes: without events the page would report a lost console.
                 for one in await news.found() if watch.overview.nodes else ():
                     yield _event("decision", msgspec.json.encode(one))
-            await watch.next_look()
+            await watch.next_snapshot()
             if has_session and session_of(request) is None:
                 return
             # The user's rights may have changed. If they cannot be read now, a later poll does.

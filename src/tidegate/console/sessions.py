@@ -121,7 +121,7 @@ class LoginSessions:
         """
         person = await self._checked(user, password, address)
         now = self._clock()
-        self._forget(now)
+        self._remove(now)
         own = sorted(
             (one.used_at, secret)
             for secret, one in self._sessions.items()
@@ -139,7 +139,7 @@ class LoginSessions:
     def session(self, secret: str | None) -> LoginSession | None:
         """Return the session of a cookie; None if there is none, or it has expired."""
         now = self._clock()
-        self._forget(now)
+        self._remove(now)
         found = self._sessions.get(secret or "")
         if found is not None:
             found.used_at = now
@@ -182,7 +182,7 @@ class LoginSessions:
     async def tidy(self) -> None:
         """Close the connections of users without a session, a program or a stream."""
         now = self._clock()
-        self._forget(now)
+        self._remove(now)
         self._programs = {
             digest: (person, used_at)
             for digest, (person, used_at) in self._programs.items()
@@ -276,7 +276,7 @@ class LoginSessions:
                     f"{most} wrong passwords from here within a minute: wait for a minute"
                 )
 
-    def _forget(self, now: float) -> None:
+    def _remove(self, now: float) -> None:
         for secret, one in list(self._sessions.items()):
             idle = now - one.used_at > IDLE_S or now - one.began_at > LIFE_S
             if idle or one.person.is_gone:

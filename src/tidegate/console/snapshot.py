@@ -120,17 +120,17 @@ class SnapshotPoller:
         self._generation = client.generation
         self._names: set[str] = set()
         self._nodes = MissingNodes()
-        self.sight = Snapshot()
-        self.sight.has_store = store is not None
+        self.snapshot = Snapshot()
+        self.snapshot.has_store = store is not None
 
     @property
     def parts(self) -> int:
         """Number of queues with stats, each replica counted."""
-        return sum(len(node.queues) for node in self.sight.numbers.nodes)
+        return sum(len(node.queues) for node in self.snapshot.numbers.nodes)
 
-    async def again(self, focused: Iterable[str]) -> Snapshot:
+    async def poll(self, focused: Iterable[str]) -> Snapshot:
         """Poll all sources that are due; raise NotAuthenticated if the broker rejects the user."""
-        sight = self.sight
+        sight = self.snapshot
         sight.complaints = []
         sight.at = time.time()
         if self._client.generation != self._generation:
@@ -149,16 +149,16 @@ class SnapshotPoller:
         await self._numbers(focused)
         # A silent node would not answer the other requests either, and pages should hear of it
         # soon.
-        if self.sight.is_stale:
+        if self.snapshot.is_stale:
             return
         await self._miss_nodes()
         await self._lists()
         if self._is_due("fleet", _FLEET_S):
             with self._complaining("the machines"):
-                self.sight.fleet = await with_timeout(self._client.fleet())
+                self.snapshot.fleet = await with_timeout(self._client.fleet())
 
     async def _numbers(self, focused: Iterable[str]) -> None:
-        sight = self.sight
+        sight = self.snapshot
         sight.fresh = set()
         sight.is_stale = True
         sight.numbers = ClusterStats([])
@@ -182,7 +182,7 @@ class SnapshotPoller:
                 sight.fresh.add(name)
 
     def _take(self, numbers: ClusterStats) -> None:
-        sight = self.sight
+        sight = self.snapshot
         sight.numbers = numbers
         sight.is_stale = False
         sight.parts = {}
@@ -191,15 +191,15 @@ class SnapshotPoller:
 
     async def _miss_nodes(self) -> None:
         now = self._clock()
-        self._nodes.take((node.name for node in self.sight.numbers.nodes), now)
+        self._nodes.update((node.name for node in self.snapshot.numbers.nodes), now)
         if self._nodes.is_to_ask(now):
             with self._complaining("who is a member"):
                 members = await with_timeout(self._client.members())
                 self._nodes.listed({one.name for one in members}, now)
-        self.sight.nodes_gone = self._nodes.names(now)
+        self.snapshot.nodes_gone = self._nodes.names(now)
 
     async def _lists(self) -> None:
-        sight = self.sight
+        sight = self.snapshot
         # Queues that were never used since their node started have no stats, but are listed.
         others = sight.parts.keys() != self._names
         if self._is_due("queues", _LIST_S, at_once=others):
@@ -218,7 +218,7 @@ class SnapshotPoller:
                     sight.topologies = {one.queue: one for one in found}
 
     async def _hosting(self, store: ConsoleStore) -> None:
-        sight = self.sight
+        sight = self.snapshot
         with self._complaining("the store"):
             if self._is_due("store", _STORE_S):
                 services = await with_timeout(store.services())
@@ -268,9 +268,9 @@ class SnapshotPoller:
         except NotAuthenticated:
             raise
         except TimeoutError:
-            self.sight.complaints.append(f"{about}: no answer within {ANSWER_S_MAX:g} s")
+            self.snapshot.complaints.append(f"{about}: no answer within {ANSWER_S_MAX:g} s")
         except TidegateError as failure:
-            self.sight.complaints.append(f"{about}: {failure}")
+            self.snapshot.complaints.append(f"{about}: {failure}")
 
 
 def _queues(numbers: ClusterStats) -> Iterator[QueueStats]:
@@ -304,7 +304,7 @@ class MissingNodes:
     def __init__(self) -> None:
         self._answered_at: dict[str, float] = {}
 
-    def take(self, answered: Iterable[str], now: float) -> None:
+    def update(self, answered: Iterable[str], now: float) -> None:
         self._answered_at.update(dict.fromkeys(answered, now))
         self._answered_at = {
             name: at for name, at in self._answered_at.items() if now - at < MISSED_S
@@ -344,7 +344,7 @@ class QueueHistory:
         self._waits_before: dict[int, Buckets] = {}
         self._waits = NO_WAITS
 
-    def look(self, sight: Snapshot, agreement: AgreementState | None) -> tuple[ServiceRow, Point]:
+    def update(self, sight: Snapshot, agreement: AgreementState | None) -> tuple[ServiceRow, Point]:
         name = self._name
         parts = sight.parts.get(name, [])
         topology = sight.topologies.get(name)
@@ -442,7 +442,7 @@ class HttpServiceHistory:
         # By door id, which changes with each start.
         self._before: dict[str, DoorSample] = {}
 
-    def look(self, sight: Snapshot, agreement: AgreementState | None) -> tuple[ServiceRow, Point]:
+    def update(self, sight: Snapshot, agreement: AgreementState | None) -> tuple[ServiceRow, Point]:
         doors = sight.doors.get(self._name, [])
         instances = sight.instances.get(self._name, [])
         before, self._before = self._before, {one.door: one for one in doors}

@@ -87,11 +87,11 @@ async def service(
     if row is None:
         # The service may be newer than the last snapshot.
         watch.hurry()
-        await watch.next_look()
+        await watch.next_snapshot()
         row = watch.row(key)
     if row is None:
         raise no_service(key)
-    sight = watch.sight
+    sight = watch.snapshot
     consumers: list[ConsumerView] = []
     topology = None
     goal = goal_mark = ""
@@ -154,7 +154,7 @@ async def decisions(
 async def fleet(request: AnyRequest) -> FleetView:
     person = await user_connection_of(request)
     await person.watch.current()
-    return fleet_view(person.watch.sight, await explanations(person, None))
+    return fleet_view(person.watch.snapshot, await explanations(person, None))
 
 
 @get(

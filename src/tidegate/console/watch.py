@@ -88,7 +88,7 @@ class UserView:
         store: ConsoleStore | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._look = SnapshotPoller(client, permissions, store, clock)
+        self._poller = SnapshotPoller(client, permissions, store, clock)
         self._clock = clock
         self._seen: dict[Key, QueueHistory | HttpServiceHistory] = {}
         self._timelines: dict[Key, ServiceTimeline] = {}
@@ -111,10 +111,10 @@ class UserView:
         self._wake()
         # The monotonic clock, which no clock change affects.
         if self._clock() - self._looked_at > 3 * POLL_MANY_S:
-            await self.next_look()
+            await self.next_snapshot()
         return self.overview
 
-    async def next_look(self) -> None:
+    async def next_snapshot(self) -> None:
         """Wait for the next poll; raise NotAuthenticated if the broker rejects the user."""
         self._wake()
         if self._looked is None:
@@ -141,8 +141,8 @@ class UserView:
             del self._focused[next(iter(self._focused))]
 
     @property
-    def sight(self) -> Snapshot:
-        return self._look.sight
+    def snapshot(self) -> Snapshot:
+        return self._poller.snapshot
 
     def row(self, key: Key) -> ServiceRow | None:
         return next((one for one in self.overview.services if (one.kind, one.name) == key), None)
@@ -188,7 +188,7 @@ class UserView:
             self._tell(None)
             await asyncio.sleep(_REST_S)
             with contextlib.suppress(TimeoutError):
-                every_s = POLL_S if self._look.parts < MANY_SERVICES else POLL_MANY_S
+                every_s = POLL_S if self._poller.parts < MANY_SERVICES else POLL_MANY_S
                 left_s = max(every_s - (self._clock() - begun), 0.0)
                 await asyncio.wait_for(self._hurried.wait(), left_s)
             self._hurried.clear()
@@ -196,7 +196,9 @@ class UserView:
     async def _once(self) -> None:
         now = self._clock()
         self._focused = {k: at for k, at in self._focused.items() if now - at < FOCUS_S}
-        sight = await self._look.again([name for kind, name in self._focused if kind is Kind.QUEUE])
+        sight = await self._poller.poll(
+            [name for kind, name in self._focused if kind is Kind.QUEUE]
+        )
         # Without stats, draw no points: show the previous rows with the complaint.
         rows = self.overview.services if sight.is_stale else self._services(sight)
         dead = {row.name: row.dead for row in rows if row.dead_queue}
@@ -238,7 +240,7 @@ class UserView:
             agreement = (http_agreement if kind is Kind.HTTP else queue_agreement)(sight, name)
             if agreement is not None:
                 self.agreements[key] = agreement
-            row, point = seen.look(sight, agreement)
+            row, point = seen.update(sight, agreement)
             rows.append(row)
             self._timelines[key].add(point)
         for gone in self._seen.keys() - set(there):

@@ -103,7 +103,7 @@ class AgreementMonitor:
             return
         if any(one.stem == "response" for one in self.agreement.said.metrics):
             sample = self._responses.complete(sample)
-        self._entries += self.agreement.take(sample)
+        self._entries += self.agreement.add_sample(sample)
 
     async def _follow(self, topology: Topology) -> None:
         """Load the queue's agreement if it is new or has changed, with its stored status."""
@@ -137,7 +137,7 @@ class AgreementMonitor:
         self.agreement = QueueAgreement(agreement, queue, kept)
         about = AgreementSubject.queue(queue)
         self._news = AgreementAlerts(about, self._journal, self._alerts, self._recorder)
-        self._news.go_on(agreement, kept)
+        self._news.resume(agreement, kept)
         self._shortage = CapacityShortage("" if kept is None else kept.lacks)
 
     def reconfigured(self, lead_s: float | None) -> None:
@@ -178,7 +178,7 @@ class AgreementMonitor:
         for entry in entries:
             news.window(agreement.said, entry)
         lacks = self._lacks(topology, agreement, decision, unplaced)
-        lacking = None if lacks is None else self._shortage.take(lacks, decision.at)
+        lacking = None if lacks is None else self._shortage.update(lacks, decision.at)
         if lacking is not None:
             news.shortage(agreement.said.name, lacking, self._wall())
         doing = self._doing_of(topology, decision)
@@ -301,7 +301,7 @@ class ConfiguredAgreements:
             )
             await keeping.account(topology, decision, epoch)
 
-    def stand_down(self) -> None:
+    def reset(self) -> None:
         """Forget everything, because this node no longer leads."""
         self._listed_at = self._began_at = float("-inf")
         self._keepings.clear()

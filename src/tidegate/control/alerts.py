@@ -244,7 +244,7 @@ class AgreementAlerts:
         # Transitions that wait for the journal, each with a text about the error budget.
         self._unwritten: deque[tuple[Decision, str]] = deque(maxlen=_UNWRITTEN_MAX)
 
-    def go_on(self, agreement: Agreement, kept: StoredAgreementStatus | None) -> None:
+    def resume(self, agreement: Agreement, kept: StoredAgreementStatus | None) -> None:
         """Continue from the stored status; an alarm that is already active is not sent again."""
         is_same = kept is not None and kept.is_of(agreement)
         self._alarm = kept.standing.alarm if kept is not None and is_same else None
@@ -419,7 +419,7 @@ class CapacityShortage:
         # Since when the situation differs from what was reported; None if it does not differ.
         self._since: float | None = None
 
-    def take(self, lacks: str, at: float) -> str | None:
+    def update(self, lacks: str, at: float) -> str | None:
         """Return the text of a new shortage, "" when it is over, None if nothing has changed."""
         if bool(lacks) == bool(self.told):
             self._since = None

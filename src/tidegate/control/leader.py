@@ -160,7 +160,7 @@ class ControlLoops:
             self._learned.refresh(now)
             if due or agreed:
                 looked_at = {one.queue_id: one for one in (*agreed, *topologies)}
-                await self._sensor.look(list(looked_at.values()), self._clock.monotonic)
+                await self._sensor.poll(list(looked_at.values()), self._clock.monotonic)
             if due:
                 await self._steer_all(due, self._clock.monotonic(), epoch)
             if agreed:
@@ -185,11 +185,11 @@ class ControlLoops:
             await self._store.bound_machines(self._machines_most, epoch)
         self._epoch = epoch
         self._queues.clear()
-        self._hosting_loop.stand_down()
-        self._agreed.stand_down()
+        self._hosting_loop.reset()
+        self._agreed.reset()
         if self._fleet_loop is not None:
             # A new epoch of the same node also resets it: another node may have led in between.
-            await self._fleet_loop.stand_down()
+            await self._fleet_loop.reset()
         if epoch is not None:
             log.info("this node leads", extra={"epoch": epoch})
 

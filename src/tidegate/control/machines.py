@@ -128,11 +128,11 @@ class FleetLoop:
         """Why no machine may come for waiting replicas; empty if no reason is known."""
         return self._fleet.boot_trouble or self._fleet.trouble
 
-    async def stand_down(self) -> None:
+    async def reset(self) -> None:
         """Reset, because this node no longer leads; the new leader continues from the store."""
         self._due_at = float("-inf")
         self._led_since = None
-        await self._fleet.stand_down()
+        await self._fleet.reset()
 
     async def _homeless(
         self, instances: Sequence[Instance], machines: Sequence[MachineSample]
@@ -172,7 +172,7 @@ class FleetLoop:
         failures = []
         for action in decision.actions:
             try:
-                failure = await self._carry_out(action, waiting, instances, epoch)
+                failure = await self._execute(action, waiting, instances, epoch)
             except StaleEpoch:
                 raise
             except TidegateError as error:
@@ -185,7 +185,7 @@ class FleetLoop:
             decision, carried_out=not failures, outcome="; ".join(dict.fromkeys(failures))
         )
 
-    async def _carry_out(
+    async def _execute(
         self,
         action: AnyAction,
         waiting: Mapping[str, tuple[Topology, list[ReplicaInfo], QueueLoop]],

@@ -177,7 +177,7 @@ def _busy(agreement: Agreement, capacity_per_s: float) -> float:
     """Return the part of a replica's capacity that the loops would use."""
     if agreement.queue is None:
         return UTILISATION
-    pledge = QueueAgreement(agreement, agreement.queue).pledge(None)
+    pledge = QueueAgreement(agreement, agreement.queue).wait_target(None)
     return usable_part(pledge, capacity_per_s, DEFAULT_WAIT_LAW_SETTINGS)
 
 

@@ -151,15 +151,15 @@ class PrefetchLoop:
     def _census(self, now: float) -> None:
         """Add and drop queues and consumers, and apply changed goals."""
         wanted = {
-            replica: replica.holding.policy.prefetch
+            replica: replica.context.policy.prefetch
             for replica in self._replicas.values()
-            if replica.holding.policy.prefetch is not None and not replica.fenced
+            if replica.context.policy.prefetch is not None and not replica.fenced
         }
         if any(goal.model is None for goal in wanted.values()):
             # Reads files, so only if a goal without a model needs them.
             self._learned.refresh(now)
         for replica in [one for one in self._queues if one not in wanted]:
-            self._let_go(self._queues.pop(replica))
+            self._release(self._queues.pop(replica))
         for replica, goal in wanted.items():
             queue = self._queues.get(replica)
             if queue is None:
@@ -186,7 +186,7 @@ class PrefetchLoop:
             self._census_at = now  # The rest follows in the next tick.
 
     def _new(self, queue: ControlledQueue, consumer: Consumer, now: float) -> ControlledConsumer:
-        holding = queue.replica.holding
+        holding = queue.replica.context
         self._came += 1
         return ControlledConsumer(
             consumer,
@@ -197,16 +197,16 @@ class PrefetchLoop:
             delay_s=(self._came % _PHASES) / _PHASES * queue.goal.sample_s,
         )
 
-    def _let_go(self, queue: ControlledQueue) -> None:
+    def _release(self, queue: ControlledQueue) -> None:
         """Stop controlling a queue; its remaining consumers get the prefetch they asked for."""
         back = []
         for steered in queue.consumers.values():
             steered.release()
             back.append((steered.consumer, steered.consumer.asked))
             if not queue.replica.fenced:
-                steered.credit.tell(float(steered.consumer.asked))
+                steered.credit.notify_consumer(float(steered.consumer.asked))
         if not queue.replica.fenced:
-            queue.replica.dispatch.steer(back)
+            queue.replica.dispatch.set_prefetches(back)
 
     def _release_all(self) -> None:
         """Stop controlling everything and leave every prefetch as it is."""
@@ -224,7 +224,7 @@ class PrefetchLoop:
             if not consumer.asked:
                 continue  # It drains.
             if now >= steered.look_at:
-                steered.look(now)
+                steered.poll(now)
             if now >= steered.due_at:
                 due.append(steered)
             if steered.is_moving:
@@ -232,7 +232,7 @@ class PrefetchLoop:
                 if prefetch != consumer.prefetch:
                     changes.append((consumer, prefetch))
         if changes:
-            queue.replica.dispatch.steer(changes)
+            queue.replica.dispatch.set_prefetches(changes)
 
     def _step_all(self, due: list[ControlledConsumer], now: float) -> None:
         """Step the due consumers, the longest overdue first, while this tick has time."""
@@ -253,7 +253,7 @@ class PrefetchLoop:
         except Exception:
             # Log only the first failure of a consumer: it fails again with every sample.
             if not steered.has_failed:
-                names = {"queue": steered.queue, "client": steered.consumer.outlet.client_name}
+                names = {"queue": steered.queue, "client": steered.consumer.target.client_name}
                 log.exception("a bug in steering a consumer: it keeps what it has", extra=names)
             steered.has_failed = True
             return
@@ -307,7 +307,7 @@ class ControlledConsumer:
         self.goal = goal
         self._node, self.queue, self._replica = names
         self._learned = learned
-        client = consumer.outlet.client_name
+        client = consumer.target.client_name
         self.steering = PrefetchRegulator(
             goal,
             learned.of(goal, self.queue, client),
@@ -340,9 +340,9 @@ class ControlledConsumer:
 
     # Several times a sample
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Observe the consumer; call it several times per sample."""
-        self.credit.look(now)
+        self.credit.poll(now)
         if self.credit.probing is None:
             self.look_at = now + min(self.goal.sample_s / _POLLS_PER_SAMPLE, _POLL_S_MAX)
         else:
@@ -367,9 +367,9 @@ class ControlledConsumer:
         sensed = self.credit.sense(now)
         step = self._taken(sensed)
         self.is_moving = True
-        self.credit.tell(step.level)
+        self.credit.notify_consumer(step.level)
         if self._learned.has_any and self.steering.is_guessed:
-            self._look_up()
+            self._load_model()
         numbers = self._numbers(step, sensed, wall_s)
         self.steps.append(numbers)
         news = self._news(step)
@@ -393,9 +393,9 @@ class ControlledConsumer:
             mode=ControllerMode.HELD, notes=("credit cut for a moment, to see what is held",)
         )
 
-    def _look_up(self) -> None:
+    def _load_model(self) -> None:
         """Replace a guessed model by a model learned meanwhile."""
-        client = self.consumer.outlet.client_name
+        client = self.consumer.target.client_name
         model = self._learned.of(self.goal, self.queue, client)
         if model is not None:
             self.steering.use(model)
@@ -457,7 +457,7 @@ class ControlledConsumer:
             self._node,
             self.queue,
             self._replica,
-            self.consumer.outlet.client_name,
+            self.consumer.target.client_name,
             self.consumer.consumer,
             step.mode,
             step.target_per_s,

@@ -464,9 +464,9 @@ class TunableConsumer(Protocol):
     """A consumer whose prefetch an experiment sets."""
 
     # Text for people: which consumer it is, and thus which one the experiment measures.
-    says: str
+    description: str
     # Text for people who interrupt: the state that `close` restores.
-    leaves: str
+    restored_text: str
     # Whether it puts the messages that it consumes. If not, they are an application's and may run
     # out.
     feeds_itself: bool

@@ -139,7 +139,7 @@ def _go_on(stage: DemoCluster, director: DemoRunner, view: DemoView) -> None:
 
     async def go_on() -> None:
         try:
-            await director.go_on()
+            await director.run_idle()
         finally:
             await stage.dismiss()
 

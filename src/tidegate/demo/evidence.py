@@ -253,7 +253,7 @@ class MetricHistory:
     machines_most: int = 0
     arrived_most_per_s: float = 0.0
 
-    def take(self, moment: DemoSnapshot) -> None:
+    def add(self, moment: DemoSnapshot) -> None:
         orders = moment.service(ORDERS)
         self.arrived.append(orders.in_per_s)
         self.waiting.append(orders.waiting)

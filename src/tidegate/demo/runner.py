@@ -122,7 +122,7 @@ class DemoRunner:
             await self._drain(load, outcome)
         return outcome
 
-    async def go_on(self) -> None:
+    async def run_idle(self) -> None:
         """Run a calm load until the user interrupts, for use with other commands."""
         async with self._spectator.looking() as mq:
             load = DemoLoad(self._stage, mq)
@@ -366,17 +366,17 @@ class DemoMonitor:
                 self._view.serve(address)
             for queue in (ORDERS, ARCHIVE):
                 watch.focus((Kind.QUEUE, queue))
-            glance = await lookout.look()
+            glance = await lookout.poll()
             if not glance.lost:
                 seen_at = time.monotonic()
                 agreement = watch.agreements.get((Kind.QUEUE, ORDERS))
-                await self._take(demo_snapshot(glance, watch.sight, agreement))
+                await self._take(demo_snapshot(glance, watch.snapshot, agreement))
             elif time.monotonic() - seen_at > _BLIND_S:
                 raise Unavailable(f"nobody answers any more: {glance.lost}")
 
     async def _take(self, now: DemoSnapshot) -> None:
         before, self._moment = self._moment, now
-        self.course.take(now)
+        self.course.add(now)
         self._evidence.follow()
         for words in [] if before is None else changes(before, now):
             self._view.tell(words)

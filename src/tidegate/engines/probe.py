@@ -106,12 +106,12 @@ class ProbeConsumer:
 
     def __init__(self, own: ProbeQueue, queue: str, *, handler_s: float, size_bytes: int) -> None:
         self.size_bytes = size_bytes
-        self.says = (
+        self.description = (
             f"a probe of our own on a queue beside {queue}, with messages of "
             f"{format_size(size_bytes)} and {format_duration(handler_s)} for each: this measures "
             "broker and network, and not your handler (--worker does)"
         )
-        self.leaves = f"the probe and its queue are gone, and {queue} is as it was"
+        self.restored_text = f"the probe and its queue are gone, and {queue} is as it was"
         self._own = own
         self._handler = PacedHandler(handler_s)
         self._delivered = 0

@@ -122,7 +122,7 @@ def _serve(target: str, app: Any, place: socket.socket, drain_s: float, ready: R
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             port = place.getsockname()[1]
-            ready.tell(str(port))
+            ready.report(str(port))
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             super().handle_exit(sig, frame)

@@ -123,7 +123,7 @@ class AppInstance:
     def is_gone(self) -> bool:
         return self._life.done()
 
-    def let_go(self) -> None:
+    def drain(self) -> None:
         """Ask it to finish its requests and end."""
         if self._is_leaving:
             return
@@ -134,9 +134,9 @@ class AppInstance:
         else:
             self._process.terminate()
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """Ask it to end and wait until it has ended."""
-        self.let_go()
+        self.drain()
         await asyncio.wait({self._life})
 
     async def _live(self) -> None:
@@ -408,7 +408,7 @@ class HostedInstances:
         ids = {one.instance_id for one in wanted}
         for number, running in list(self._running.items()):
             if number not in ids:
-                running.let_go()
+                running.drain()
             if running.is_gone:
                 del self._running[number]
         for number in self._reported.keys() - ids:
@@ -461,7 +461,7 @@ class HostedInstances:
             )
             self._reported[number] = (word, now)
             if not is_wanted and number in self._running:
-                self._running[number].let_go()
+                self._running[number].drain()
 
     def _memory(self, number: int) -> InstanceMemory:
         """Return the memory of an instance; unknown without a process."""
@@ -470,11 +470,11 @@ class HostedInstances:
             return InstanceMemory(None, None)
         return instance_memory(running.pid)
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """End all instances, each with its drain; doors learn of it first."""
         if await self._say_that_they_go():
             await asyncio.sleep(_FOLLOW_S)
-        await asyncio.gather(*(one.end() for one in self._running.values()))
+        await asyncio.gather(*(one.stop() for one in self._running.values()))
         self._packages.close()
 
     async def _say_that_they_go(self) -> bool:

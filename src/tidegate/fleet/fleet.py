@@ -232,7 +232,7 @@ class Fleet:
     async def _occupancy(self) -> Occupancy:
         return Occupancy(await self._store.topologies(), await self._store.instances())
 
-    async def stand_down(self) -> None:
+    async def reset(self) -> None:
         """Cancel background tasks and forget everything; the next leader continues."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
@@ -243,7 +243,7 @@ class Fleet:
         self._listed, self._listed_at = None, float("-inf")
 
     async def close(self) -> None:
-        await self.stand_down()
+        await self.reset()
         await self.provider.close()
 
     @property
@@ -263,7 +263,7 @@ class Fleet:
         rows = await self._store.machines()
         used = (await self._occupancy()).used
         for row in rows:
-            await self._look_at(row, used[row.machine_id], leader_epoch)
+            await self._poll_machine(row, used[row.machine_id], leader_epoch)
         known = {row.machine_id for row in rows}
         if is_fresh:
             self._halt_strangers(known)
@@ -273,7 +273,7 @@ class Fleet:
         await self._forget_failed(rows, leader_epoch)
         return await self._store.machines()
 
-    async def _look_at(self, row: MachineInfo, used: int, leader_epoch: int) -> None:
+    async def _poll_machine(self, row: MachineInfo, used: int, leader_epoch: int) -> None:
         number = row.machine_id
         listed = None if self._listed is None else self._listed.get(number)
         is_gone = self._listed is not None and (listed is None or listed.state in ENDED)
@@ -292,9 +292,9 @@ class Fleet:
                 # It may come back, although its work was given to other machines.
                 self._begin(number, self._put_away(number))
         elif row.alive:
-            await self._look_at_running(row, used, leader_epoch)
+            await self._poll_running(row, used, leader_epoch)
         elif row.state is MachineState.BOOTING:
-            await self._look_at_booting(row, is_gone, listed, leader_epoch)
+            await self._poll_booting(row, is_gone, listed, leader_epoch)
         else:
             lost_s = time.monotonic() - self._lost_since.setdefault(number, time.monotonic())
             if listed is not None and listed.state == "stopped":
@@ -307,7 +307,7 @@ class Fleet:
                 gone_s = format_duration(self._options.lost_s)
                 await self._fail(row, f"its node did not come back within {gone_s}", leader_epoch)
 
-    async def _look_at_booting(
+    async def _poll_booting(
         self,
         row: MachineInfo,
         is_gone: bool,
@@ -334,7 +334,7 @@ class Fleet:
         ):
             await self._fail(row, f"it ended while it booted: {listed.detail}", leader_epoch)
 
-    async def _look_at_running(self, row: MachineInfo, used: int, leader_epoch: int) -> None:
+    async def _poll_running(self, row: MachineInfo, used: int, leader_epoch: int) -> None:
         self._lost_since.pop(row.machine_id, None)
         if self._booting_since.pop(row.machine_id, None) is not None:
             self._boots_work()

@@ -139,7 +139,7 @@ class MachineSupervisor:
                     return "the process that keeps this machine is gone"
                 if not await self._is_wanted():
                     return "nobody wants this machine any more"
-                await self._look()
+                await self._poll()
                 if await self._pause(stop):
                     return "told to stop"
         finally:
@@ -155,7 +155,7 @@ class MachineSupervisor:
         self._news.clear()
         return stop.is_set()
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         await self._ensure_node()
         if not self._node.address:
             return
@@ -302,7 +302,7 @@ class MachineSupervisor:
     async def _end(self) -> None:
         """End all processes; workers before the node, because they return messages to it."""
         await asyncio.gather(
-            self._hosted.end(), *(workers.end() for workers in self._workers.values())
+            self._hosted.stop(), *(workers.stop() for workers in self._workers.values())
         )
         await self._node.stop()
 

@@ -37,7 +37,7 @@ class ReadyPipe:
         descriptor = os.environ.pop(READY_VARIABLE, None)
         self._descriptor = None if descriptor is None else int(descriptor)
 
-    def tell(self, text: str) -> bool:
+    def report(self, text: str) -> bool:
         """Send the line once; return False if the parent does not listen, or no longer."""
         if self._descriptor is None:
             return False

@@ -668,7 +668,7 @@ class ReplicaWorkers:
         await self._bury(now)
         working = self._working
         if len(working) > wanted:
-            self._let_go(working, len(working) - wanted, busy)
+            self._release(working, len(working) - wanted, busy)
         elif len(working) < wanted and self._backoff.is_due(now):
             for _ in range(wanted - len(working)):
                 self._start(node, now)
@@ -677,7 +677,7 @@ class ReplicaWorkers:
             self.trouble = ""
         self._notice_late(now)
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """End all workers, each with its drain; kill those that take too long."""
         await asyncio.gather(*(worker.stop() for worker in self._workers))
         self._workers.clear()
@@ -696,7 +696,7 @@ class ReplicaWorkers:
         self._workers.append(worker)
         log.info("worker started", extra={**self._where, "pid": worker.pid})
 
-    def _let_go(
+    def _release(
         self, working: list[SupervisedProcess], count: int, busy: Mapping[int, int]
     ) -> None:
         # One at a time: messages that the first returns may go to the next one.

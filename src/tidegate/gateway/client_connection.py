@@ -43,7 +43,7 @@ class ClientConnection(asyncio.Protocol):
         self._reader = RequestReader(limits.header_bytes_max, limits.body_bytes_max)
         self._transport: asyncio.Transport | None = None
         self._exchange: ProxiedRequest | None = None
-        self._hold = ReadPause.NONE
+        self._read_pause = ReadPause.NONE
         # Ends ReadPause.REFUSED. This is a timer and not a check of the sweep: otherwise all
         # rejected clients would be read at the same moment, and come back together again.
         self._pause: asyncio.TimerHandle | None = None
@@ -158,7 +158,7 @@ class ClientConnection(asyncio.Protocol):
 
     def exchange_done(self, *, keep_alive: bool) -> None:
         if self._exchange is not None:
-            self._front.leave(self._exchange)
+            self._front.remove(self._exchange)
         self._exchange = None
         self._answered_any = True
         if not keep_alive or self._tunnel or self._front.stopping:
@@ -169,7 +169,7 @@ class ClientConnection(asyncio.Protocol):
         heard_in_s = 0.0 if self._pause is None else limits.refused_pause_s
         within_s = limits.head_timeout_s if self._reader.in_head else limits.idle_timeout_s
         self.look_at = monotonic() + heard_in_s + within_s
-        self._go_on(ReadPause.NEXT_REQUEST | ReadPause.SERVER)
+        self._resume(ReadPause.NEXT_REQUEST | ReadPause.SERVER)
         self._pump()
         if self.half_closed and self._exchange is None:
             self._close_gently()
@@ -177,7 +177,7 @@ class ClientConnection(asyncio.Protocol):
     def exchange_dropped(self) -> None:
         """Forget a request without a complete response; the caller decides what follows."""
         if self._exchange is not None:
-            self._front.leave(self._exchange)
+            self._front.remove(self._exchange)
         self._exchange = None
 
     # Sending to the client
@@ -200,7 +200,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _listen_again(self) -> None:
         self._pause = None
-        self._go_on(ReadPause.REFUSED)
+        self._resume(ReadPause.REFUSED)
         self._pump()
 
     def _end_pause(self) -> None:
@@ -211,7 +211,7 @@ class ClientConnection(asyncio.Protocol):
     def become_tunnel(self) -> None:
         self._tunnel = True
         rest = self._reader.take_rest()
-        self._go_on(ReadPause.NEXT_REQUEST)
+        self._resume(ReadPause.NEXT_REQUEST)
         if rest and self._exchange is not None:
             self._exchange.tunnel_from_client(rest)
 
@@ -245,7 +245,7 @@ class ClientConnection(asyncio.Protocol):
             # It was reset, and the event loop has not reported it yet.
             transport.abort()
             return
-        self._go_on(~ReadPause.NONE)
+        self._resume(~ReadPause.NONE)
 
     def close_if_idle(self) -> None:
         if self.idle and not self._lingering:
@@ -261,18 +261,26 @@ class ClientConnection(asyncio.Protocol):
         self._wait(ReadPause.SERVER)
 
     def go_on_for_server(self) -> None:
-        self._go_on(ReadPause.SERVER)
+        self._resume(ReadPause.SERVER)
 
     def _wait(self, reason: ReadPause) -> None:
-        if not self._hold and self._transport is not None and not self._transport.is_closing():
+        if (
+            not self._read_pause
+            and self._transport is not None
+            and not self._transport.is_closing()
+        ):
             self._transport.pause_reading()
-        self._hold |= reason
+        self._read_pause |= reason
 
-    def _go_on(self, reason: ReadPause) -> None:
-        if not self._hold:
+    def _resume(self, reason: ReadPause) -> None:
+        if not self._read_pause:
             return
-        self._hold &= ~reason
-        if not self._hold and self._transport is not None and not self._transport.is_closing():
+        self._read_pause &= ~reason
+        if (
+            not self._read_pause
+            and self._transport is not None
+            and not self._transport.is_closing()
+        ):
             self._transport.resume_reading()
 
     def takes_nothing(self, now: float) -> bool:
@@ -300,7 +308,7 @@ class ClientConnection(asyncio.Protocol):
         if self._exchange is not None:
             self._exchange.client_has_room()
         else:
-            self._go_on(ReadPause.ANSWERS)
+            self._resume(ReadPause.ANSWERS)
             self._pump()
 
     # The end, and timeouts

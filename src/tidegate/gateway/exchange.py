@@ -347,7 +347,7 @@ class ProxiedRequest:
             rest = self._connection.become_tunnel()
             self._client.become_tunnel()
             # The request is answered; tunnels do not count as requests in hand.
-            self._front.leave(self)
+            self._front.remove(self)
             if rest:
                 self._client.send(rest)
         elif complete:

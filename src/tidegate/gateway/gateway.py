@@ -349,7 +349,7 @@ class Gateway:
         if check is not None:
             check.cancel()
         if self._sessions is not None:
-            self._sessions.forget(name)
+            self._sessions.remove(name)
 
     async def _keep_up(self, front: GatewayState) -> None:
         sweeps = 0
@@ -477,7 +477,7 @@ class GatewayState:
         self.in_flight.add(exchange)
         return None
 
-    def leave(self, exchange: ProxiedRequest) -> None:
+    def remove(self, exchange: ProxiedRequest) -> None:
         self.in_flight.discard(exchange)
 
     def unanswered(self, now: float) -> list[tuple[float, int]]:

@@ -619,7 +619,7 @@ class StickySessions:
         self._name_of[tag] = name
         self._tag_of[name] = tag
 
-    def forget(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         tag = self._tag_of.pop(name, None)
         if tag is not None:
             del self._name_of[tag]

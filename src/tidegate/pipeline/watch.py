@@ -788,7 +788,7 @@ def _row(
     agreement: Agreement, history: AgreementHistory, window: datetime, verdict: Verdict
 ) -> dict[str, object]:
     # A window counts at its end.
-    standing = history.take(agreement, window.timestamp() + agreement.window_s, verdict)
+    standing = history.add_window(agreement, window.timestamp() + agreement.window_s, verdict)
     return {
         "agreement": agreement.name,
         "window": window.astimezone(UTC),

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class DelayedMessages:
     """Two schedules, and the number of delayed messages that are in the store only."""
 
-    __slots__ = ("_floor", "_residents", "in_store", "retrying", "scheduled")
+    __slots__ = ("_floor", "_in_memory", "in_store", "retrying", "scheduled")
 
-    def __init__(self, residents: InMemorySegments) -> None:
-        self._residents = residents
+    def __init__(self, in_memory: InMemorySegments) -> None:
+        self._in_memory = in_memory
         # Put for later, by the wall clock; and to be retried, by the monotonic clock.
         self.scheduled = Schedule()
         self.retrying = Schedule()
@@ -75,7 +75,7 @@ class DelayedMessages:
             self.scheduled.add(due, span)
         for _, span in first_tries[middle:]:
             self.in_store += len(span)
-            self._residents.remove(span.segment)
+            self._in_memory.remove(span.segment)
         dues = [(due, span.segment.first_id) for due, span in first_tries[:middle]]
         return max([self._floor, *dues])
 

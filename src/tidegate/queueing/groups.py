@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 class GroupGate:
     """The messages that wait for an earlier one of their group."""
 
-    __slots__ = ("_frozen_homes", "_lanes", "_tails", "_until", "by_receiver", "freed")
+    __slots__ = ("_frozen_homes", "_lanes", "_spilled", "_until", "by_receiver", "freed")
 
     def __init__(self, lanes: Lanes, tails: SpilledRanges) -> None:
         self._lanes = lanes
-        self._tails = tails
+        self._spilled = tails
         # Receiver (or ANYONE) -> groups. The same name is a different group for another receiver.
         self.by_receiver: dict[int, MessageGroups] = {}
         # Assignment slots whose messages are about to move: none of them may be delivered before.
@@ -112,7 +112,7 @@ class GroupGate:
 
     def horizon(self, receiver: int) -> int:
         """Return the id below which all messages of the receiver's groups are in memory."""
-        return min(self._tails.groups_begin(receiver), self._until)
+        return min(self._spilled.groups_begin(receiver), self._until)
 
     def reach(self) -> None:
         """Let out messages after the horizon has moved."""

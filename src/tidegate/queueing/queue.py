@@ -67,26 +67,26 @@ from tidegate.queueing.spilled import SpilledRanges
 class Queue:
     """The messages of a queue that no consumer holds."""
 
-    __slots__ = ("contents", "delayed", "expiry", "lanes", "residents", "tails", "turnstile")
+    __slots__ = ("contents", "delayed", "expiry", "group_gate", "in_memory", "lanes", "spilled")
 
     def __init__(self, budget: Budget) -> None:
         self.lanes = Lanes()
-        self.tails = SpilledRanges(self.lanes)
-        self.turnstile = GroupGate(self.lanes, self.tails)
-        self.contents = MessagesById(self.lanes, self.turnstile)
-        self.residents = InMemorySegments(budget)
-        self.delayed = DelayedMessages(self.residents)
+        self.spilled = SpilledRanges(self.lanes)
+        self.group_gate = GroupGate(self.lanes, self.spilled)
+        self.contents = MessagesById(self.lanes, self.group_gate)
+        self.in_memory = InMemorySegments(budget)
+        self.delayed = DelayedMessages(self.in_memory)
         self.expiry = ExpiryTracker()
 
     def __len__(self) -> int:
         lanes = self.lanes
-        return lanes.head_count + lanes.held_count + self.tails.count + self.delayed.count
+        return lanes.head_count + lanes.held_count + self.spilled.count + self.delayed.count
 
     @property
     def waiting_bytes(self) -> int:
         """The payload bytes of all waiting messages; segments in the store count whole."""
         delayed_bytes = sum(span.payload_bytes for span in self.delayed)
-        return self.tails.payload_bytes + self.lanes.payload_bytes + delayed_bytes
+        return self.spilled.payload_bytes + self.lanes.payload_bytes + delayed_bytes
 
     def segments(self) -> set[Segment]:
         """Return the segments in memory with messages that are not leased."""
@@ -99,8 +99,8 @@ class Queue:
 
         With `keep` False, or behind a tail, it stays in the store only.
         """
-        if self.tails.receive(segment, keep=keep):
-            self.turnstile.reach()
+        if self.spilled.receive(segment, keep=keep):
+            self.group_gate.reach()
             return False
         self._place(segment)
         return True
@@ -111,12 +111,12 @@ class Queue:
         They come from the front of a tail or, with `pulled`, from the middle of it.
         """
         for segment in segments:
-            if self.tails.release(segment, pulled=pulled):
+            if self.spilled.release(segment, pulled=pulled):
                 self._place(segment)
-        self.turnstile.reach()
+        self.group_gate.reach()
 
     def _place(self, segment: Segment) -> None:
-        self.residents.add(segment)
+        self.in_memory.add(segment)
         self.expiry.begin(segment)
         for low, high in segment.open_ranges():
             if segment.retry_at is None:
@@ -134,7 +134,7 @@ class Queue:
                     yield Span(segment, low, offset, MessageState.READY)
                 later = Span(segment, offset, offset + 1, MessageState.SCHEDULED)
                 # A scheduled message keeps its group waiting, unless it waits for its group itself.
-                if any(self.turnstile.in_turn(receiver_of(segment, offset), later)):
+                if any(self.group_gate.in_turn(receiver_of(segment, offset), later)):
                     self.delayed.scheduled.add(retry_at[offset], later)
                 low = offset + 1
         if low < high:
@@ -150,7 +150,7 @@ class Queue:
             if segment.attributes is None:
                 self.lanes.insert(receiver, piece)
             else:
-                for run in self.turnstile.in_turn(receiver, piece):
+                for run in self.group_gate.in_turn(receiver, piece):
                     self.lanes.insert(receiver, run)
 
     def put_back(self, spans: list[Span], event: MessageEvent) -> None:
@@ -174,24 +174,24 @@ class Queue:
     def forget_tail(self, lane: Lane) -> None:
         """Drop a tail that the store does not have."""
         lane.forget_tail()
-        self.turnstile.reach()
+        self.group_gate.reach()
 
     def skip_tail(self, lane: Lane, to_id: int) -> None:
         """Note that the store has nothing of the tail before `to_id`."""
         lane.tail_from = max(lane.tail_from, to_id)
-        self.turnstile.reach()
+        self.group_gate.reach()
 
     def searched(self, client_id: int, end: int) -> None:
         """Note that all messages below `end` for the client are in memory."""
-        self.tails.searched(client_id, end)
-        self.turnstile.reach()
+        self.spilled.searched(client_id, end)
+        self.group_gate.reach()
 
     # Delayed messages
 
     def add_for_later(self, segment: Segment) -> None:
         """Add a stored segment that is not due yet."""
         assert segment.due_at is not None
-        self.residents.add(segment)
+        self.in_memory.add(segment)
         self.expiry.begin(segment)
         for low, high in segment.open_ranges():
             # A message that has failed waits for its retry, not for the due time of the segment.
@@ -232,7 +232,7 @@ class Queue:
         client.
         """
         taken: list[Span] = []
-        lanes, tails = self.lanes, self.tails
+        lanes, tails = self.lanes, self.spilled
         by_priority = order is Order.PRIORITY
         is_aged = by_priority and ageing_s > 0
         anyones = NO_LANES if mine_only else lanes.anyones
@@ -264,7 +264,7 @@ class Queue:
             return None
         rank, lane, span, offset = found
         # A context belongs to one reply, so no other match can come first.
-        if match.context is None and self.tails.may_precede(rank, order, horizon):
+        if match.context is None and self.spilled.may_precede(rank, order, horizon):
             return None
         return self.lanes.cut_out(lane, span, offset, offset + 1)
 
@@ -274,7 +274,7 @@ class Queue:
         For messages that leave the queue without being delivered.
         """
         spans = self.take(count, ANYONE, Order.OLDEST)
-        waiting = self.turnstile.by_receiver.get(ANYONE)
+        waiting = self.group_gate.by_receiver.get(ANYONE)
         if waiting is None:
             return spans
         held = heapq.nsmallest(count, waiting, key=span_first_id)
@@ -288,7 +288,7 @@ class Queue:
             if count <= 0:
                 continue
             if span in kept_aside:
-                self.turnstile.remove(ANYONE, span)
+                self.group_gate.remove(ANYONE, span)
             taken.append(piece)
             count -= len(piece)
         return taken
@@ -301,7 +301,7 @@ class Queue:
         expiry.next_at = NEVER
         expired = list(self.lanes.take_expired(expiry, now))
         expired += self.delayed.take_expired(expiry, now)
-        expired += self.turnstile.take_expired(expiry, now)
+        expired += self.group_gate.take_expired(expiry, now)
         return expired
 
     # Settling
@@ -312,9 +312,9 @@ class Queue:
         span.advance(event)
         finished = segment.mark_done(span.low, span.high)
         if finished:
-            self.residents.remove(segment)
-        if segment.attributes is not None and self.turnstile.by_receiver:
-            self.turnstile.leave(span)
+            self.in_memory.remove(segment)
+        if segment.attributes is not None and self.group_gate.by_receiver:
+            self.group_gate.leave(span)
         return finished
 
     def purge(self) -> tuple[list[Span], int]:
@@ -323,10 +323,10 @@ class Queue:
         Returns the spans that were in memory, and how many messages were dropped in all.
         """
         delayed, in_store = self.delayed.take_all()
-        dropped = [*self.turnstile.take_all(), *self.lanes.take_all(), *delayed]
+        dropped = [*self.group_gate.take_all(), *self.lanes.take_all(), *delayed]
         for span in dropped:
             self.done(span, MessageEvent.PURGED)
-        return dropped, sum(map(len, dropped)) + in_store + self.tails.clear()
+        return dropped, sum(map(len, dropped)) + in_store + self.spilled.clear()
 
 
 # Access to the messages in memory by their ids, whether ready or waiting for their group.
@@ -339,18 +339,18 @@ _SPANS_PER_TURN = 5000
 class MessagesById:
     """Browses messages without moving them, and takes them out regardless of their order."""
 
-    __slots__ = ("_lanes", "_turnstile")
+    __slots__ = ("_group_gate", "_lanes")
 
-    def __init__(self, lanes: Lanes, turnstile: GroupGate) -> None:
+    def __init__(self, lanes: Lanes, group_gate: GroupGate) -> None:
         self._lanes = lanes
-        self._turnstile = turnstile
+        self._group_gate = group_gate
 
     # Reading
 
     def oldest(self) -> Segment | None:
         """Return the oldest segment in memory with a ready message; None if there is none."""
         heads = [lane.oldest for lane in self._lanes if lane.count]
-        all_groups = self._turnstile.by_receiver.values()
+        all_groups = self._group_gate.by_receiver.values()
         heads += [span for groups in all_groups if (span := groups.oldest) is not None]
         return min(heads, key=span_first_id).segment if heads else None
 
@@ -395,7 +395,7 @@ class MessagesById:
             sorted(
                 (span for span in groups if first_id <= span.first_id <= last_id), key=span_first_id
             )
-            for each, groups in self._turnstile.by_receiver.items()
+            for each, groups in self._group_gate.by_receiver.items()
             if each in receivers
         ]
         return heapq.merge(*rows, key=span_first_id)
@@ -409,10 +409,10 @@ class MessagesById:
         """
         if not ranges:
             return []
-        waiting = self._turnstile.waiting(ANYONE)
+        waiting = self._group_gate.waiting(ANYONE)
         taken = [span for span in waiting if contains_id(ranges, span.first_id)]
         for span in taken:
-            self._turnstile.remove(ANYONE, span)
+            self._group_gate.remove(ANYONE, span)
         return taken + self._lanes.take_between(ranges)
 
     def take_segments(
@@ -451,7 +451,7 @@ class MessagesById:
         if lane.find(span) is span:
             self._lanes.cut_out(lane, span, span.low, span.high)
         else:
-            self._turnstile.remove(receiver, span)
+            self._group_gate.remove(receiver, span)
 
 
 # What the segments of a queue in memory cost.

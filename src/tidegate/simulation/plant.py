@@ -281,7 +281,7 @@ class SimulatedPlant:
 
     # Actions of the loops
 
-    def carry_out(self, action: AnyAction) -> None:
+    def execute(self, action: AnyAction) -> None:
         """Execute an action of a loop. An action that no longer fits does nothing."""
         match action:
             case AddReplica(count):

@@ -180,7 +180,7 @@ class _Run:
         capacity = self._capacity(service_ms)
         plant.tick(tick_s, expected, capacity)
         if self._judged is not None:
-            self._judged.look(tick_s)
+            self._judged.tick(tick_s)
         self._measure(expected, capacity)
 
     def _capacity(self, service_ms: float | None) -> float:
@@ -195,9 +195,9 @@ class _Run:
         if self._judged is None:
             decision = self._autoscaler.decide(sample)
         else:
-            pledge = self._judged.pledge(self._autoscaler.lead_s)
+            pledge = self._judged.wait_target(self._autoscaler.lead_s)
             decision = self._autoscaler.decide(sample, pledge, self._judged.capacity_per_s)
-        self._carry_out(decision)
+        self._execute(decision)
 
     @property
     def _want(self) -> SlotRequest:
@@ -213,16 +213,16 @@ class _Run:
             return
         decision = self._provisioner.decide(seen[0], [self._want], plant.now)
         self._fleet_at_rest = None if decision.actions else seen
-        self._carry_out(decision)
+        self._execute(decision)
 
-    def _carry_out(self, decision: Decision) -> None:
+    def _execute(self, decision: Decision) -> None:
         self._decisions += 1
         recommended = self._scenario.scaling.steering is ControlMode.RECOMMEND
         for action in decision.actions:
             # As in the real loop, actions among existing replicas are executed even if only
             # recommended.
             if not recommended or isinstance(action, SetShares | Exchange | Migrate):
-                self._plant.carry_out(action)
+                self._plant.execute(action)
         if self._record and decision.is_worth_keeping and len(self._explained) < _EXPLAINED_MAX:
             self._explained.append(
                 ExplainedDecision(

@@ -694,7 +694,7 @@ class SimulatedAgreement:
         """The capacity of a replica that the agreement states, or `None`."""
         return self._agreement.said.resources.capacity_per_s
 
-    def look(self, tick_s: float) -> None:
+    def tick(self, tick_s: float) -> None:
         """Evaluate the tick that has just ended."""
         plant = self._plant
         waits = plant.waits or []
@@ -709,11 +709,11 @@ class SimulatedAgreement:
         )
         waits.clear()
         self._arrived, self._consumed = plant.arrived, plant.consumed
-        for entry in self._agreement.take(sample):
+        for entry in self._agreement.add_sample(sample):
             self.counts += VerdictCounts.of([entry.window.verdict])
 
-    def pledge(self, lead_s: float | None) -> WaitTarget:
+    def wait_target(self, lead_s: float | None) -> WaitTarget:
         """Return the wait target for the next decision of the loop."""
         self._agreement.reconfigured(lead_s)
         self._agreement.learn_warnings(self._scaling.boot_s)
-        return self._agreement.pledge(self._scaling.sla_delta)
+        return self._agreement.wait_target(self._scaling.sla_delta)

@@ -84,7 +84,7 @@ class ShardedReplicas(PostgresStore):
 
     async def _hear_of_others(self) -> None:
         """Raise the catalogue's topology version if the version of a shard has changed."""
-        for number, version in await self.others.ask(PostgresStore.topology_version):
+        for number, version in await self.others.ask_all(PostgresStore.topology_version):
             other = self.others.all[number - 1]
             if version != other.noted_version:
                 query = "select note_store_version(%s::int, %s)"
@@ -158,7 +158,7 @@ class ShardedReplicas(PostgresStore):
     async def owners(self, queue_ids: Sequence[int]) -> dict[int, str]:
         by_store = _by_store(queue_ids)
         found = await super().owners(by_store.pop(0, []))
-        for _, owners in await self.others.ask(lambda s: s.owners(by_store.get(s.number, []))):
+        for _, owners in await self.others.ask_all(lambda s: s.owners(by_store.get(s.number, []))):
             found |= owners
         return found
 
@@ -230,7 +230,7 @@ class Shard(PostgresStore):
 
     # Membership
 
-    def standing(self, queue_id: int) -> int | None:
+    def membership_epoch(self, queue_id: int) -> int | None:
         """Return how often this node has joined; None if its lease here has expired."""
         return self._times_joined if self._monotonic() < self._alive_until else None
 
@@ -239,7 +239,7 @@ class Shard(PostgresStore):
         self._member = (member_id, name, address)
         self._is_joined = False
 
-    async def keep(self, lease_s: float) -> None:
+    async def renew_lease(self, lease_s: float) -> None:
         """Renew the lease here, or join again."""
         if self._member is None:
             return
@@ -264,7 +264,7 @@ class Shard(PostgresStore):
         else:
             log.warning("store %d does not answer: %s", self.number, why)
 
-    async def part(self) -> None:
+    async def leave_cluster(self) -> None:
         """Leave; if the shard does not answer, the lease expires by itself."""
         member, self._member = self._member, None
         self._alive_until = float("-inf")
@@ -306,7 +306,9 @@ class Shards:
     async def open(self) -> None:
         """Identify all shards that answer; a wrong one raises `InvalidValue`."""
         self._identity = str((await self._catalogue.ask("select store_identity()"))[0][0])
-        outcomes = await asyncio.gather(*map(self._meet, self.all), return_exceptions=True)
+        outcomes = await asyncio.gather(
+            *map(self._verify_identity, self.all), return_exceptions=True
+        )
         for other, outcome in zip(self.all, outcomes, strict=True):
             if isinstance(outcome, Unavailable):
                 log.warning("store %d does not answer: %s", other.number, outcome)
@@ -319,7 +321,7 @@ class Shards:
 
     # Identification
 
-    async def _meet(self, other: Shard) -> None:
+    async def _verify_identity(self, other: Shard) -> None:
         """Identify a shard, if that was not done, and send it the missed changes."""
         async with other.meeting:
             if other.is_known:
@@ -388,10 +390,10 @@ class Shards:
             raise Unavailable(f"there is no store {number}: list it, and start this node again")
         other = self.all[number - 1]
         if not other.is_known:
-            await self._meet(other)
+            await self._verify_identity(other)
         return other
 
-    def of(self, queue_id: int) -> Shard | None:
+    def shard_of(self, queue_id: int) -> Shard | None:
         """Return the shard that has a queue; None for the catalogue and unknown numbers."""
         number = queue_id >> STORE_SHIFT
         return self.all[number - 1] if 0 < number <= len(self.all) else None
@@ -400,7 +402,7 @@ class Shards:
     def up(self) -> list[Shard]:
         return [other for other in self.all if other.is_known and other.is_up]
 
-    async def ask(self, question: Callable[[Shard], Awaitable[T]]) -> list[tuple[int, T]]:
+    async def ask_all(self, question: Callable[[Shard], Awaitable[T]]) -> list[tuple[int, T]]:
         """Ask all shards that answer; return (number, answer) pairs."""
         stores = self.up
         answers = await asyncio.gather(*map(question, stores), return_exceptions=True)
@@ -429,21 +431,21 @@ class Shards:
 
     async def leave(self) -> None:
         await self._stop_keeping()
-        await asyncio.gather(*(other.part() for other in self.all), return_exceptions=True)
+        await asyncio.gather(*(other.leave_cluster() for other in self.all), return_exceptions=True)
 
     def keep_beside(self, lease_s: float) -> None:
         for other in self.all:
             running = self._keeping.get(other.number)
             if running is None or running.done():
-                keeping = asyncio.create_task(self._keep(other, lease_s))
+                keeping = asyncio.create_task(self._renew_leases(other, lease_s))
                 self._keeping[other.number] = keeping
 
-    async def _keep(self, other: Shard, lease_s: float) -> None:
+    async def _renew_leases(self, other: Shard, lease_s: float) -> None:
         """Renew the lease in one shard; after an error the next renewal tries again."""
         try:
-            await self._meet(other)
+            await self._verify_identity(other)
             was_up = other.is_up
-            await other.keep(lease_s)
+            await other.renew_lease(lease_s)
             if not was_up:
                 await self._make_up_for(other)
         except Unavailable as failure:
@@ -502,9 +504,9 @@ class ShardedStore(ShardedReplicas):
         await self.others.close()
         await super().close()
 
-    def standing(self, queue_id: int) -> int | None:
-        other = self.others.of(queue_id)
-        return 0 if other is None else other.standing(queue_id)
+    def membership_epoch(self, queue_id: int) -> int | None:
+        other = self.others.shard_of(queue_id)
+        return 0 if other is None else other.membership_epoch(queue_id)
 
     # Members
 
@@ -524,7 +526,7 @@ class ShardedStore(ShardedReplicas):
     async def members(self) -> list[MemberInfo]:
         members = await super().members()
         elsewhere: dict[int, int] = {}
-        for _, known in await self.others.ask(PostgresStore.members):
+        for _, known in await self.others.ask_all(PostgresStore.members):
             for member in known:
                 elsewhere[member.member_id] = elsewhere.get(member.member_id, 0) + member.queues
         for member in members:
@@ -546,7 +548,9 @@ class ShardedStore(ShardedReplicas):
 
     async def active_queues(self, client_id: int) -> list[QueueInfo]:
         ids = {row[0] for row in await self._call("select active_ids(%s)", client_id)}
-        for _, rows in await self.others.ask(lambda s: s.ask("select active_ids(%s)", client_id)):
+        for _, rows in await self.others.ask_all(
+            lambda s: s.ask("select active_ids(%s)", client_id)
+        ):
             ids |= {row[0] for row in rows}
         rows = await self._call("select * from queues_by_id(%s::int[])", sorted(ids))
         return [queue_of(row) for row in rows]
@@ -554,7 +558,7 @@ class ShardedStore(ShardedReplicas):
     async def set_policy(
         self, queue_id: int, policy: QueuePolicy, before: QueuePolicy | None = None
     ) -> bool:
-        if self.others.of(queue_id) is not None:
+        if self.others.shard_of(queue_id) is not None:
             return await (await self.others.holder(queue_id)).set_policy(queue_id, policy, before)
         changed = await super().set_policy(queue_id, policy, before)
         topology = await PostgresStore.topology(self, queue_id)
@@ -572,7 +576,7 @@ class ShardedStore(ShardedReplicas):
     # Ownership
 
     async def locate(self, queue_id: int) -> Location | None:
-        other = self.others.of(queue_id)
+        other = self.others.shard_of(queue_id)
         if other is None:
             return None if queue_id >> STORE_SHIFT > 0 else await super().locate(queue_id)
         there = await self.others.holder(queue_id)
@@ -582,7 +586,7 @@ class ShardedStore(ShardedReplicas):
         return location
 
     async def claim(self, queue_id: int, member_id: int) -> ClaimedQueue | None:
-        other = self.others.of(queue_id)
+        other = self.others.shard_of(queue_id)
         if other is None:
             return await super().claim(queue_id, member_id)
         # The catalogue's reservation is only a preference. The epoch in the shard decides.
@@ -600,7 +604,7 @@ class ShardedStore(ShardedReplicas):
         ids = {row[0] for row in places} - reserved
         up = {other.number for other in self.others.up}
         lost = {row[0] for row in places if not row[-1] and row[0] >> STORE_SHIFT in up}
-        for _, rows in await self.others.ask(lambda s: s.ask("select orphans(null::int)")):
+        for _, rows in await self.others.ask_all(lambda s: s.ask("select orphans(null::int)")):
             lost |= {row[0] for row in rows}
         return found + sorted(ids & lost)
 
@@ -666,7 +670,7 @@ class ShardedStore(ShardedReplicas):
         if info is None or not (await self._call("select was_alias(%s::int)", alias_id))[0][0]:
             return found
         seen = [await super().dedup_ids(alias_id, newer_than_s)]
-        asked = await self.others.ask(lambda s: s.dedup_ids(alias_id, newer_than_s))
+        asked = await self.others.ask_all(lambda s: s.dedup_ids(alias_id, newer_than_s))
         seen += [elsewhere for _, elsewhere in asked]
         for ages_s in seen:
             for dedup_id, age_s in ages_s.items():
@@ -674,15 +678,15 @@ class ShardedStore(ShardedReplicas):
         return found
 
     async def forget_dedup(self) -> int:
-        elsewhere = await self.others.ask(PostgresStore.forget_dedup)
+        elsewhere = await self.others.ask_all(PostgresStore.forget_dedup)
         return await super().forget_dedup() + sum(count for _, count in elsewhere)
 
     async def forget_marks(self, older_than_s: float) -> int:
-        elsewhere = await self.others.ask(lambda s: s.forget_marks(older_than_s))
+        elsewhere = await self.others.ask_all(lambda s: s.forget_marks(older_than_s))
         return await super().forget_marks(older_than_s) + sum(count for _, count in elsewhere)
 
     async def free_payloads(self) -> int:
-        elsewhere = await self.others.ask(PostgresStore.free_payloads)
+        elsewhere = await self.others.ask_all(PostgresStore.free_payloads)
         return await super().free_payloads() + sum(count for _, count in elsewhere)
 
     # Moves

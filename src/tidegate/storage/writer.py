@@ -6,18 +6,18 @@ The actors are write sources (the intakes of replicas), a `Writer`, settle sourc
 settlings), a `Settler`, and the store. Everything runs in the event loop; the store answers through
 a callback.
 
-Puts. A source calls `Writer.wants`. At the end of the current turn of the event loop, if the store
-is free, the writer calls `collect_writes` of all waiting sources. It submits their segments as one
-commit. When the commit has an answer, the writer calls `written` for each segment. The result is
-True if it is stored and False if its epoch was refused. Producers are confirmed then. Batches that
-arrive during a commit wait and share the next one: the longer a commit takes, the larger the next
-one is.
+Puts. A source calls `Writer.schedule`. At the end of the current turn of the event loop, if the
+store is free, the writer calls `collect_writes` of all waiting sources. It submits their segments
+as one commit. When the commit has an answer, the writer calls `written` for each segment. The
+result is True if it is stored and False if its epoch was refused. Producers are confirmed then.
+Batches that arrive during a commit wait and share the next one: the longer a commit takes, the
+larger the next one is.
 
 A second commit may be submitted while a small one is under way, so that the store is never idle.
 Behind a large commit the writer waits, since each commit costs one flush of the disk.
 
 Acknowledgements. `Settler` works in the same way but waits some milliseconds first, or not at all
-after `wants(urgent=True)`. It has one commit under way at a time.
+after `schedule(urgent=True)`. It has one commit under way at a time.
 
 There is a pair of writer and settler for each store (`Writers`), so that a store that does not
 answer delays no other one.
@@ -137,7 +137,7 @@ class Writer:
         if self._repairing is not None:
             self._repairing.cancel()
 
-    def wants(self, source: WriteSource) -> None:
+    def schedule(self, source: WriteSource) -> None:
         """Ask for a call of `collect_writes`, at the end of this turn if the store is free."""
         self._sources[source] = None
         self.idle.clear()
@@ -189,7 +189,7 @@ class Writer:
                     self._on_commit(time.perf_counter() - started, count)
                 crash_point("after-commit-before-confirm")
                 for (source, write), stored in zip(pending, outcome, strict=True):
-                    self._tell(source, write, stored)
+                    self._notify_source(source, write, stored)
                 self._next()
             elif isinstance(outcome, Unavailable):
                 self._lost += pending
@@ -205,7 +205,7 @@ class Writer:
         self._store.submit([write for _, write in pending], done, writer=self._number)
 
     @staticmethod
-    def _tell(source: WriteSource, write: Write, stored: bool | None) -> None:
+    def _notify_source(source: WriteSource, write: Write, stored: bool | None) -> None:
         """Report a result; a bug in one source must not stop the writer for the others."""
         try:
             source.written(write, stored)
@@ -246,7 +246,7 @@ class Writer:
 
         stored = list(takewhile(is_stored, self._lost))
         for source, write in stored:
-            self._tell(source, write, True)
+            self._notify_source(source, write, True)
         del self._lost[: len(stored)]
         missing = list(takewhile(lambda entry: not is_stored(entry), self._lost))
         if not missing:
@@ -262,7 +262,7 @@ class Writer:
             for (source, write), fate in zip(missing, outcome, strict=True):
                 # The epoch is refused now. The first attempt may have been stored all the same, and
                 # a new owner may have removed its messages since.
-                self._tell(source, write, fate or None)
+                self._notify_source(source, write, fate or None)
         else:
             self._refuse(missing, outcome)
 
@@ -308,7 +308,7 @@ class Settler:
         if self._task is not None:
             self._task.cancel()
 
-    def wants(self, source: SettleSource, *, urgent: bool = False) -> None:
+    def schedule(self, source: SettleSource, *, urgent: bool = False) -> None:
         self._sources[source] = None
         self.idle.clear()
         self._wake.set()

@@ -196,10 +196,10 @@ class DoorPages(PageServer):
         self._exposition = DoorMetrics()
         self._sample: DoorSample | None = None
 
-    def take(self, sample: DoorSample, standings: Iterable[AgreementStats] = ()) -> None:
+    def update(self, sample: DoorSample, standings: Iterable[AgreementStats] = ()) -> None:
         """Store the newest sample and agreement statuses, for all following requests."""
         self._sample = sample
-        self._exposition.take(sample, standings)
+        self._exposition.update(sample, standings)
 
     async def page(self, path: str) -> PageResponse:
         if path == "/metrics":

@@ -626,7 +626,7 @@ class DoorMetrics:
         self._standings: tuple[AgreementStats, ...] = ()
         self._ejections: dict[int, int] = {}
 
-    def take(self, sample: DoorSample, standings: Iterable[AgreementStats] = ()) -> None:
+    def update(self, sample: DoorSample, standings: Iterable[AgreementStats] = ()) -> None:
         """Store the newest sample of the door, and the status of its agreements if known."""
         was_out = (
             {one.instance_id: one.ejected is not None for one in self._sample.instances}

@@ -252,7 +252,7 @@ class Recorder:
             return
         housekeeping = LakeMaintenance(self.lake, self._writer, self._run, self.options.retention_s)
         while not self._stopping:
-            housekeeping.look_after()
+            housekeeping.tick()
             self._wake.wait(self.options.flush_s)
             self._wake.clear()
             asked = self._asked
@@ -275,9 +275,9 @@ class Recorder:
                 # Rows that Arrow rejects are a bug of ours. Keeping them would repeat the error for
                 # ever.
                 log.exception("%d rows of %s cannot be recorded", len(rows), kind)
-                self._let_go(rows, dropped=True)
+                self._release(rows, dropped=True)
             else:
-                self._let_go(rows, dropped=False)
+                self._release(rows, dropped=False)
                 if self._failing:
                     self._failing = False
                     log.warning(
@@ -311,7 +311,7 @@ class Recorder:
                 self._rows_max,
             )
 
-    def _let_go(self, rows: list[Row], *, dropped: bool) -> None:
+    def _release(self, rows: list[Row], *, dropped: bool) -> None:
         with self._lock:
             self._waiting_rows -= len(rows)
             if dropped:
@@ -446,7 +446,7 @@ class HttpSampler:
                 AdaptiveSampler(options.requests_per_s, interval_s=options.interval_s)
             )
 
-    def take(
+    def record(
         self, sample: DoorSample, instances: Sequence[Instance] = (), concurrency: int | None = None
     ) -> None:
         """Record the counts since the previous sample.
@@ -571,7 +571,7 @@ class LakeMaintenance:
         self._due_at = time.monotonic() + random.uniform(FIRST_S, EVERY_S)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def look_after(self) -> None:
+    def tick(self) -> None:
         """Start a round if one is due; never wait."""
         if self._process is not None:
             if self._process.poll() is not None:

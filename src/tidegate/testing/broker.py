@@ -165,7 +165,7 @@ class Broker:
         await self.start()
         await self._started().stop()
         await self._start_node(port=self._address[1])
-        for client in (*self._clients, await self._look()):
+        for client in (*self._clients, await self._poll()):
             await client.connected()
         await self.settle()
 
@@ -200,7 +200,7 @@ class Broker:
             raise InvalidValue("the broker has not started: use `async with Broker() as broker`")
         return self._node
 
-    async def _look(self) -> Client:
+    async def _poll(self) -> Client:
         await self.start()
         assert self._looker is not None
         return self._looker
@@ -266,14 +266,14 @@ class Broker:
         The list is empty if there is no such queue.
         """
         try:
-            return await (await self._look()).browse(queue, limit=BROWSE_MAX)
+            return await (await self._poll()).browse(queue, limit=BROWSE_MAX)
         except QueueNotExisting:
             return []
 
     async def dead(self, queue: str) -> list[Message]:
         """Return the dead letters of a queue, with their `deaths`."""
         try:
-            info = await (await self._look()).queue(queue)
+            info = await (await self._poll()).queue(queue)
         except QueueNotExisting:
             return await self.messages(queue + DEAD_SUFFIX)
         dead_letters = info.policy.dead_letter_queue(queue)
@@ -284,7 +284,7 @@ class Broker:
 
         They count waiting, unacknowledged, put, delivered, acked and returned messages, and more.
         """
-        numbers = (await (await self._look()).stats(queue)).queue(queue)
+        numbers = (await (await self._poll()).stats(queue)).queue(queue)
         if numbers is None:
             raise QueueNotExisting(f"no queue {queue!r}")
         return numbers
@@ -296,7 +296,7 @@ class Broker:
 
         Clients stay connected. If replicas are removed, virtual time passes until they are empty.
         """
-        info = await (await self._look()).queue(queue)
+        info = await (await self._poll()).queue(queue)
         return await Replicas(self._started(), info.queue_id).become(replicas, self.advance)
 
     # Workers
@@ -585,7 +585,7 @@ class Replicas:
         await self._store.set_shares(self._queue_id, shares, self._leader_epoch)
         homes = [staying[index % len(staying)] for index in range(ASSIGNMENT_SLOTS)]
         await self._store.set_homes(self._queue_id, homes, self._leader_epoch)
-        await self._node.aliases.look(again=True)
+        await self._node.aliases.poll(again=True)
 
     async def _retire(
         self, number: int, heir: int, pass_time: Callable[[float], Awaitable[None]]
@@ -597,7 +597,7 @@ class Replicas:
         assert taking is not None
         for _ in range(_STEPS_MAX):
             if await self._store.retire_replica(self._queue_id, number, self._leader_epoch):
-                await self._node.aliases.look(again=True)
+                await self._node.aliases.poll(again=True)
                 return
             taker = await self._bring_here(taking.queue_id)
             # The messages may be moving already.

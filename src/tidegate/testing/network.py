@@ -200,7 +200,7 @@ class Listener:
         """Do nothing, since the listener serves from the start."""
 
     def close(self) -> None:
-        self._network.forget(self)
+        self._network.remove(self)
 
     def is_serving(self) -> bool:
         return self in self._network.listeners.values()
@@ -231,7 +231,7 @@ class InMemoryNetwork:
         listener = self.listeners[host, port] = Listener(self, port, protocol_factory)
         return listener
 
-    def forget(self, listener: Listener) -> None:
+    def remove(self, listener: Listener) -> None:
         self.listeners = {at: each for at, each in self.listeners.items() if each is not listener}
 
     def connect(

@@ -127,7 +127,7 @@ async def tune(
         made_at=origin.made_at,
         target_per_s=wish.target_per_s,
         controller=TunedController.of(loop, wish.sample_s),
-        measured_on=consumer.says,
+        measured_on=consumer.description,
         notes=tuple(tuning_notes(identified, wish, line, record)),
     )
     return TuningResult(model, identified, loop, record)
@@ -170,9 +170,9 @@ async def _round(
 ) -> IdentifiedModel:
     moves = excitation(low, high, wish.excited_samples, random)
     # The first samples still work off messages from the previous prefetch, perhaps hundreds.
-    await sampling.rest(ExperimentPhase.SETTLING, moves[0][1])
+    await sampling.measure_at_rest(ExperimentPhase.SETTLING, moves[0][1])
     for phase, prefetch in moves:
-        await sampling.take(phase, prefetch)
+        await sampling.measure(phase, prefetch)
     return identify_samples(sampling.record)
 
 
@@ -297,7 +297,7 @@ def _is_flat(points: list[OpenLoopPoint]) -> bool:
 
 
 async def _point(sampling: ExperimentSampler, prefetch: int) -> OpenLoopPoint:
-    rates = await sampling.rest(ExperimentPhase.SWEEP, prefetch)
+    rates = await sampling.measure_at_rest(ExperimentPhase.SWEEP, prefetch)
     if not rates:
         raise TuningRefused(
             f"at prefetch {prefetch} the queue was empty in every sample. {sampling.enough()}",
@@ -549,7 +549,7 @@ class ExperimentSampler:
         self._taken = 0
         self.record = record
 
-    async def take(self, phase: ExperimentPhase, prefetch: int) -> float:
+    async def measure(self, phase: ExperimentPhase, prefetch: int) -> float:
         """Measure one sample at this prefetch, and return its rate, or NaN if the queue was empty.
 
         Raises `TuningRefused` if too many samples were starved.
@@ -568,14 +568,14 @@ class ExperimentSampler:
         self._before_per_s = rate
         return rate
 
-    async def rest(self, phase: ExperimentPhase, prefetch: int) -> list[float]:
+    async def measure_at_rest(self, phase: ExperimentPhase, prefetch: int) -> list[float]:
         """Return the steady-state rates at a prefetch.
 
         The list is empty if the queue was empty in every sample.
         """
         rates: list[float] = []
         for _ in range(SAMPLES_MAX):
-            rate = await self.take(phase, prefetch)
+            rate = await self.measure(phase, prefetch)
             if math.isnan(rate):
                 continue
             rates.append(rate)

@@ -290,8 +290,10 @@ class UserWorker:
     def __init__(self, app: App, queue: str) -> None:
         self._app = app
         self._queue = queue
-        self.says = f"your own worker of {queue}, on its messages"
-        self.leaves = f"your worker has finished what it had begun; the rest waits in {queue}"
+        self.description = f"your own worker of {queue}, on its messages"
+        self.restored_text = (
+            f"your worker has finished what it had begun; the rest waits in {queue}"
+        )
 
     async def set_prefetch(self, prefetch: int) -> None:
         subscription = self._subscription()

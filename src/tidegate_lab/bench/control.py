@@ -272,7 +272,7 @@ class QueuePlant:
         sensor.take(SensorClusterStats(nodes), [topology], now)
         sample = sensor.sample(topology, now)
         self._upkeep.serving(topology, sample)
-        self._upkeep.homes(topology, lambda number: ReportedAssignments([], []))
+        self._upkeep.assignments(topology, lambda number: ReportedAssignments([], []))
         return self._autoscaler.decide(sample)
 
 

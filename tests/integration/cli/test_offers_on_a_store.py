@@ -105,7 +105,7 @@ async def test_an_offer_of_less_is_what_is_deployed_judged_and_shown(
     clock = Clock()
     loop = HostingLoop(led, Journal(led, None, clock.wall), Alerts(), clock=clock)
     await loop.run_once(0.0, epoch)
-    loop.stand_down()
+    loop.reset()
 
     (service,) = await led.services()
     assert service.detail.startswith("reduced: 8 replicas are needed, and 4 slot(s) are there")

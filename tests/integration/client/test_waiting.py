@@ -65,6 +65,6 @@ async def test_other_nodes_are_not_asked(
     async with mq.subscribe("jobs", prefetch=1) as subscription:
         await asyncio.gather(*(mq.put("jobs", b"x") for _ in range(3)))
         for node in nodes:
-            monkeypatch.setattr(node.neighbours, "numbers", asked.append)
+            monkeypatch.setattr(node.node_clients, "numbers", asked.append)
         assert await subscription.waiting() == 2
     assert not asked

@@ -34,9 +34,9 @@ async def take(subscription: Subscription, count: int) -> list[bytes]:
 
 async def stands_at_home(mq: Client, subscription: Subscription) -> None:
     """Wait for the second leg."""
-    await eventually_async(lambda: subscription._at_home.leg is not None)
-    assert subscription._at_home.leg is not None
-    assert subscription._at_home.leg.queue_id == subscription.home_id()
+    await eventually_async(lambda: subscription._addressed_reads.consumer is not None)
+    assert subscription._addressed_reads.consumer is not None
+    assert subscription._addressed_reads.consumer.queue_id == subscription.home_id()
 
 
 async def test_a_subscription_gets_what_is_addressed_to_it_from_another_replica(
@@ -59,7 +59,7 @@ async def test_a_subscription_gets_what_is_addressed_to_it_from_another_replica(
         assert home.numbers().waiting == 1
         # Nobody counts it: neither the numbers of the queue nor those by which clients are elected.
         assert home.numbers().consumers == []
-        alias = node.aliases.known(node.replicas[queue.alias_id])
+        alias = node.aliases.logical_queue(node.replicas[queue.alias_id])
         assert alias is not None
         assert alias.counts() == {1: (0, 1), 2: (0, 0)}
     assert home.dispatch.is_idle
@@ -98,7 +98,7 @@ async def test_it_follows_when_its_home_moves(mq: Client, node: Node, connect: C
         assert await take(orders, 1) == [b"at 3"]
         # Where it consumes it needs no second leg.
         await queue.set_homes([1] * ASSIGNMENT_SLOTS)
-        await eventually_async(lambda: orders._at_home.leg is None)
+        await eventually_async(lambda: orders._addressed_reads.consumer is None)
         await writer.put("orders", b"at 1", receiver=mq.client_id)
         assert await take(orders, 1) == [b"at 1"]
         # And when it goes away from home, it gets one.
@@ -127,7 +127,9 @@ async def test_a_home_that_drains_can_be_retired(mq: Client, node: Node, connect
             # What it holds there is settled there.
             await message.ack_confirmed()
             break
-        await eventually_async(lambda: orders._at_home.leg is None and not orders._footing.leaving)
+        await eventually_async(
+            lambda: orders._addressed_reads.consumer is None and not orders._consumers.leaving
+        )
         assert await queue.retire(2)
         await queue.look()
         await writer.put("orders", b"two", receiver=mq.client_id)

@@ -439,7 +439,7 @@ async def test_messages_for_later_beyond_memory_come_in_the_order_of_their_time(
         *(mq.put("orders", b"%03d" % n + payload, delay=1000 - n) for n in range(100))
     )
     replica = next(iter(node.replicas.values()))
-    assert replica._holding.queue.delayed.in_store > 0
+    assert replica._context.queue.delayed.in_store > 0
     assert numbers(node, "orders").delayed == 100
     clock.turn(2000)
     async with mq.subscribe("orders", prefetch=4) as subscription:

@@ -137,7 +137,7 @@ async def test_a_queue_at_its_limit_moves_though_puts_are_in_line(
     await eventually_async(lambda: len(held) >= 1)
     in_line = [asyncio.ensure_future(mq.put("orders", b"y")) for _ in range(10)]
     await eventually_async(lambda: len(replica.intake._waiting) > 0 or len(held) >= 2)
-    moving = asyncio.ensure_future(one.ownership.hand_over(replica, other.member_id))
+    moving = asyncio.ensure_future(one.ownership.transfer_ownership(replica, other.member_id))
     await eventually_async(lambda: replica.intake._closed)
     monkeypatch.setattr(one.store, "submit", submit)
     for release in held:

@@ -60,7 +60,7 @@ async def error_of(mq: Client, packet: Request, body: bytes = b"") -> e.Tidegate
     """What a packet that the client would not send is answered with."""
     link = await mq.connected()
     with pytest.raises(e.TidegateError) as refusal:
-        await link.ask(packet, [body])
+        await link.request(packet, [body])
     return refusal.value
 
 
@@ -113,18 +113,18 @@ async def test_02_io_error() -> None:
 async def test_03_unexpected_packet(node: Node) -> None:
     link = await open_link(node)
     with pytest.raises(e.UnexpectedPacket, match="identif"):
-        await link.ask(GetQueues())
-    await link.ask(RegisterClient("me"))
+        await link.request(GetQueues())
+    await link.request(RegisterClient("me"))
     with pytest.raises(e.UnexpectedPacket, match="0x02"):
-        await link.ask(Pong())
-    await link.ask(Ping())
+        await link.request(Pong())
+    await link.request(Ping())
     link.close()
 
 
 async def test_04_unique_constraint(mq: Client) -> None:
     queue = await mq.create_queue("orders")
     link = await mq.connected()
-    await link.ask(Subscribe(queue.queue_id, consumer=77, prefetch=1))
+    await link.request(Subscribe(queue.queue_id, consumer=77, prefetch=1))
 
     error = await error_of(mq, Subscribe(queue.queue_id, consumer=77, prefetch=1))
 
@@ -166,7 +166,7 @@ async def test_09_required_parameter_missing(mq: Client) -> None:
 
     link = await mq.connected()
     with pytest.raises(e.RequiredParameterMissing, match="CreateQueue"):
-        await link.ask(CreateNothing())
+        await link.request(CreateNothing())
 
 
 async def test_10_client_mode_permission_violation(node: Node, connect: Connect) -> None:
@@ -412,20 +412,20 @@ async def test_before_identification_only_what_leads_there_is_served(
     stranger = await open_link(node)
 
     if kind is Ping:
-        await stranger.ask(Ping())
+        await stranger.request(Ping())
     elif kind is RegisterClient:
-        answer = (await stranger.ask(example_of(kind))).packet
+        answer = (await stranger.request(example_of(kind))).packet
         assert isinstance(answer, RegisterClientResponse)
         assert isinstance(answer.client, ClientInfo)
     elif kind is IdentifyClient:
-        await stranger.ask(IdentifyClient(name="me"))
+        await stranger.request(IdentifyClient(name="me"))
     elif kind is Authenticate:
         with pytest.raises(e.NotAuthenticated):
-            await stranger.ask(example_of(kind))
+            await stranger.request(example_of(kind))
     else:
         with pytest.raises(e.UnexpectedPacket, match=r"identif|a proof follows|only nodes"):
-            await stranger.ask(example_of(kind), [b"x"])
-        await stranger.ask(Ping())
+            await stranger.request(example_of(kind), [b"x"])
+        await stranger.request(Ping())
 
     assert [m.payload for m in await mq.browse("orders")] == [b"secret"]
     assert [q.name for q in await mq.queues()] == ["orders"]
@@ -440,7 +440,7 @@ async def test_every_verb_asks_for_its_mode(
 ) -> None:
     await (await connect(node)).create_queue("orders")
     link = await open_link(node)
-    await link.ask(RegisterClient("me", mode))
+    await link.request(RegisterClient("me", mode))
     example = example_of(kind)
     if isinstance(example, Settle):
         example.confirm = True
@@ -450,7 +450,7 @@ async def test_every_verb_asks_for_its_mode(
         example = Ping()
 
     try:
-        await link.ask(example, [b"x"])
+        await link.request(example, [b"x"])
         refused = False
     except e.ModeForbids:
         refused = True

@@ -126,7 +126,7 @@ class Turmoil:
         for node in self.orders.nodes:
             replica = node.replicas.get(self.orders.alias_id)
             if replica is not None:
-                return node.aliases.known(replica)
+                return node.aliases.logical_queue(replica)
         return None
 
     async def cut(self) -> None:

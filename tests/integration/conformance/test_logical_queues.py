@@ -349,7 +349,7 @@ async def test_what_may_be_stored_is_asked_for_when_its_replica_is_gone(
     mq: Client, node: Node
 ) -> None:
     orders = await LogicalQueue.make(mq, [node], 2)
-    spread = mq.outbox("orders")
+    spread = mq.producer_of("orders")
     await mq.put_many("orders", [b"0"] * 2)
     one, two = await orders.place(1), await orders.place(2)
     outbox = spread._outboxes[two.queue_id]  # type: ignore[union-attr]
@@ -360,7 +360,9 @@ async def test_what_may_be_stored_is_asked_for_when_its_replica_is_gone(
     await (await mq.get(two.queue_id, lease=10)).ack_confirmed()
     assert await orders.retire(2)
     await orders.look()
-    fates = [await spread.fate(two.queue_id, outbox._producer, n) for n in (stored, stored + 1)]  # type: ignore[union-attr]
+    fates = [
+        await spread.batch_result(two.queue_id, outbox._producer, n) for n in (stored, stored + 1)
+    ]  # type: ignore[union-attr]
 
     assert fates == [True, False]
     assert one.queue_id in node.replicas
@@ -369,7 +371,7 @@ async def test_what_may_be_stored_is_asked_for_when_its_replica_is_gone(
 async def _migrate(mq: Client, orders: LogicalQueue, source: int, target: int) -> None:
     alias = orders.nodes[0].aliases
     replica = orders.nodes[0].replicas[orders.alias_id]
-    known = alias.known(replica)
+    known = alias.logical_queue(replica)
     assert known is not None
     assert known.migrate(MigrateClients(orders.alias_id, MemberRole.CONSUMER, source, target)) == 1
 
@@ -390,14 +392,14 @@ async def test_a_replica_that_says_nothing_is_left_to_the_others(mq: Client, nod
 
     puts = [asyncio.ensure_future(mq.put("orders", b"%d" % n)) for n in range(10)]
     await eventually_async(lambda: sum(put.done() for put in puts) == 5)
-    spread = mq.outbox("orders")
+    spread = mq.producer_of("orders")
     await eventually_async(lambda: bool(spread._away))  # type: ignore[union-attr]
     await asyncio.gather(*(mq.put("orders", b"later") for _ in range(10)))
     assert await orders.waiting() == {0: 0, 1: 15, 2: 0}
 
     # What was sent there is not sent elsewhere: it may be stored, and in the end it is.
     silent._writer = writer
-    writer.wants(silent)
+    writer.schedule(silent)
     await asyncio.gather(*puts)
     assert await orders.waiting() == {0: 0, 1: 15, 2: 5}
 
@@ -405,7 +407,7 @@ async def test_a_replica_that_says_nothing_is_left_to_the_others(mq: Client, nod
 class _Nobody:
     """A writer whose store does not answer."""
 
-    def wants(self, source: object) -> None:
+    def schedule(self, source: object) -> None:
         """Not now."""
 
 
@@ -437,7 +439,7 @@ async def test_under_the_policy_clients_a_producer_is_at_one_replica(
         there = await orders.place(second.replica or 0)
         assert await orders.waiting() == {0: 0, here.number: 10, there.number: 0}
 
-        admin = node.aliases.known(node.replicas[orders.alias_id])
+        admin = node.aliases.logical_queue(node.replicas[orders.alias_id])
         assert admin is not None
         packet = MigrateClients(orders.alias_id, MemberRole.PRODUCER, here.queue_id, there.queue_id)
         assert admin.migrate(packet) == 1
@@ -531,11 +533,11 @@ async def test_what_was_under_way_when_a_queue_became_a_logical_one_outlives_its
     await eventually_async(lambda: bool(silent._waiting))
 
     orders = await LogicalQueue.make(mq, [node])
-    await mq.look_again()
+    await mq.refresh_plain_queues()
     assert mq.link is not None
     mq.link.abort()
     silent._writer = writer
-    writer.wants(silent)
+    writer.schedule(silent)
 
     await asyncio.wait_for(put, LIMIT_S)
     assert await orders.waiting() == {0: 2}
@@ -558,7 +560,7 @@ async def test_what_was_under_way_when_a_queue_became_plain_outlives_its_connect
     assert mq.link is not None
     mq.link.abort()
     silent._writer = writer
-    writer.wants(silent)
+    writer.schedule(silent)
 
     await asyncio.wait_for(put, LIMIT_S)
     assert node.replicas[orders.alias_id].numbers().waiting == 2
@@ -584,9 +586,9 @@ async def test_nothing_of_a_group_overtakes_what_a_plain_queue_had_of_it(
     alias, home = node.replicas[info.queue_id], node.replicas[place.queue_id]
     await orders.set_state(1, ReplicaState.SERVING)
     await orders.look()
-    await eventually_async(lambda: len(home.holding.queue) == 6)
+    await eventually_async(lambda: len(home.context.queue) == 6)
     index = assignment_slot("a")
-    await eventually_async(lambda: index not in alias.homes.ahead())
+    await eventually_async(lambda: index not in alias.assignments.ahead())
     assert not any(put.done() for put in puts)
 
     await orders.set_homes([1] * ASSIGNMENT_SLOTS)

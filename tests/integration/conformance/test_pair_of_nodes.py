@@ -361,9 +361,9 @@ async def test_a_subscription_never_comes_back_to_the_node_that_relays_it(
     one, other = await start_node(), await start_node()
     mq = await connect(one)
     info = await mq.create_queue("orders")
-    await one.ownership.hand_over(one.replicas[info.queue_id], other.member_id)
+    await one.ownership.transfer_ownership(one.replicas[info.queue_id], other.member_id)
     await mq.put("orders", b"x")  # from now on this connection knows the way to the other node
-    await other.ownership.hand_over(other.replicas[info.queue_id], one.member_id)
+    await other.ownership.transfer_ownership(other.replicas[info.queue_id], one.member_id)
 
     async with mq.subscribe("orders") as subscription:
         message = await anext(aiter(subscription))

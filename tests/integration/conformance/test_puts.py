@@ -166,7 +166,7 @@ async def test_a_resent_put_to_is_stored_once(node: Node, connect: Connect) -> N
     link = await mq.connected()
 
     for _ in range(3):
-        answer = (await link.ask(packet, [b"once"])).packet
+        answer = (await link.request(packet, [b"once"])).packet
         assert isinstance(answer, PutToQueuesResponse)
         assert answer.queue_ids == ids
 
@@ -210,11 +210,11 @@ async def test_a_batch_that_is_sent_twice_is_stored_once(mq: Client) -> None:
     link = await mq.connected()
     packet = PutMessages(queue.queue_id, 4711, 1, [1, 1], [5])
 
-    first = (await link.ask(packet, [b"ab"])).packet
-    second = (await link.ask(packet, [b"ab"])).packet
+    first = (await link.request(packet, [b"ab"])).packet
+    second = (await link.request(packet, [b"ab"])).packet
     third, fourth = await asyncio.gather(
-        link.ask(PutMessages(queue.queue_id, 4711, 2, [1], [5]), [b"c"]),
-        link.ask(PutMessages(queue.queue_id, 4711, 2, [1], [5]), [b"c"]),
+        link.request(PutMessages(queue.queue_id, 4711, 2, [1], [5]), [b"c"]),
+        link.request(PutMessages(queue.queue_id, 4711, 2, [1], [5]), [b"c"]),
     )
 
     assert isinstance(first, PutMessageResponse)
@@ -232,7 +232,7 @@ async def test_another_producers_batch_of_the_same_number_is_another_batch(mq: C
     link = await mq.connected()
 
     for producer in (1, 2):
-        await link.ask(PutMessages(queue.queue_id, producer, 1, [1], [5]), [b"a"])
+        await link.request(PutMessages(queue.queue_id, producer, 1, [1], [5]), [b"a"])
 
     assert len(await mq.browse("orders")) == 2
 
@@ -266,7 +266,7 @@ async def test_a_bad_batch_is_refused_and_harms_nobody(packet: PutMessages, mq: 
     packet.queue_id = (await mq.create_queue("orders")).queue_id
     link = await mq.connected()
 
-    bad = asyncio.gather(link.ask(packet, [b"x"]), return_exceptions=True)
+    bad = asyncio.gather(link.request(packet, [b"x"]), return_exceptions=True)
     good = mq.put("orders", b"good")
 
     (answer,) = await bad

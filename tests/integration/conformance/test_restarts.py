@@ -118,8 +118,8 @@ async def test_a_resent_batch_is_recognised(
     broadcast = PutToQueues([queue.queue_id, other.queue_id], 42, 7, 5)
     link = await mq.connected()
     for packet in packets:
-        await link.ask(packet, [b"x"])
-    await link.ask(broadcast, [b"y"])
+        await link.request(packet, [b"x"])
+    await link.request(broadcast, [b"y"])
     # One batch is gone from the queue; it must be remembered all the same.
     await (await mq.get("orders", lease=60)).ack_confirmed()
 
@@ -127,11 +127,11 @@ async def test_a_resent_batch_is_recognised(
     mq = await connect(node)
     link = await mq.connected()
     for packet in packets:
-        answer = (await link.ask(packet, [b"x"])).packet
+        answer = (await link.request(packet, [b"x"])).packet
         assert isinstance(answer, PutMessageResponse)
         assert answer.first_id == 0
-    await link.ask(broadcast, [b"y"])
-    await link.ask(PutMessages(queue.queue_id, 4711, 4, [1], [5]), [b"z"])
+    await link.request(broadcast, [b"y"])
+    await link.request(PutMessages(queue.queue_id, 4711, 4, [1], [5]), [b"z"])
 
     assert [m.payload for m in await mq.browse("orders")] == [b"x", b"x", b"x", b"y", b"z"]
     assert [m.payload for m in await mq.browse("others")] == [b"y"]

@@ -311,7 +311,7 @@ async def test_a_dead_connection_gives_back_what_was_not_acknowledged(
     async with dying.subscribe("orders") as subscription:
         await take(subscription, 2)
         assert dying.link is not None
-        dying._lifeline.closed = True
+        dying._connection.closed = True
         dying.link.abort()
 
         received = [await other.get("orders", wait=LIMIT_S) for _ in range(2)]

@@ -284,11 +284,14 @@ async def test_a_resent_publication_is_stored_once(orders: Client) -> None:
     link = await orders.connected()
     packet = Publish("orders", PutMessages(0, 77, 1, [1, 1], [5]))
     for _ in range(3):
-        answer = (await link.ask(packet, [b"ab"])).packet
+        answer = (await link.request(packet, [b"ab"])).packet
         assert isinstance(answer, PublishResponse)
         assert answer.counts == [1, 1]
     await asyncio.gather(
-        *(link.ask(Publish("orders", PutMessages(0, 77, 2, [1], [5])), [b"c"]) for _ in range(3))
+        *(
+            link.request(Publish("orders", PutMessages(0, 77, 2, [1], [5])), [b"c"])
+            for _ in range(3)
+        )
     )
     assert await payloads(orders, "all") == [b"a", b"b", b"c"]
 
@@ -326,13 +329,13 @@ async def test_publications_survive_their_node(
         *(mq.publish("orders", b"%d" % n, headers={"odd": str(n % 2)}) for n in range(10))
     )
     packet = Publish("orders", PutMessages(0, 77, 1, [1], [5]))
-    await (await mq.connected()).ask(packet, [b"x"])
+    await (await mq.connected()).request(packet, [b"x"])
     for name in ("odd", "all"):
         await (await mq.get(name, lease=60)).ack_confirmed()
     await node.stop()
 
     mq = await connect(await start_node())
-    await (await mq.connected()).ask(packet, [b"x"])
+    await (await mq.connected()).request(packet, [b"x"])
     assert await payloads(mq, "odd") == [b"3", b"5", b"7", b"9"]
     assert await payloads(mq, "all") == [b"%d" % n for n in range(1, 10)] + [b"x"]
     assert (await mq.get("odd", wait=LIMIT_S)).payload == b"3"

@@ -261,11 +261,11 @@ async def test_a_resend_is_answered_and_not_done_again(mq: Client) -> None:
         return Transact(99, 1, [put], [Acknowledged(ids[0], 0, [(1, 1)])], resent)
 
     with pytest.raises(e.LeaseLost, match="nothing"):
-        await link.ask(packet(resent=True), [b"x"])
+        await link.request(packet(resent=True), [b"x"])
     first, twin = await asyncio.gather(
-        link.ask(packet(resent=False), [b"x"]), link.ask(packet(resent=False), [b"x"])
+        link.request(packet(resent=False), [b"x"]), link.request(packet(resent=False), [b"x"])
     )
-    again = await link.ask(packet(resent=True), [b"x"])
+    again = await link.request(packet(resent=True), [b"x"])
 
     assert isinstance(first.packet, TransactResponse)
     assert isinstance(twin.packet, TransactResponse)
@@ -292,7 +292,7 @@ async def test_a_bad_transaction_is_refused(packet: Transact, body: bytes, mq: C
     for put in packet.puts:
         put.queue_id = queue.queue_id
     with pytest.raises(e.CallerError):
-        await (await mq.connected()).ask(packet, [body])
+        await (await mq.connected()).request(packet, [body])
     assert await payloads(mq, "orders") == []
     await mq.ping()
 

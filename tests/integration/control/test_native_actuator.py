@@ -21,7 +21,7 @@ class Led:
         self.node = node
         self.queue_id = queue_id
         self.epoch = epoch
-        self.actuator = NativeActuator(node.store, node.neighbours.ask)
+        self.actuator = NativeActuator(node.store, node.node_clients.request)
 
     @classmethod
     async def with_replicas(cls, node: Node, count: int) -> Led:
@@ -58,9 +58,9 @@ async def test_a_replica_drains_stays_after_all_drains_again_and_goes(node: Node
         (CancelDrain(2), ReplicaState.SERVING),
         (Drain(2), ReplicaState.DRAINING),
     ):
-        assert await led.actuator.carry_out(await led.topology(), action, led.epoch) is None
+        assert await led.actuator.execute(await led.topology(), action, led.epoch) is None
         assert (await led.topology()).replicas[1].state is state
-    assert await led.actuator.carry_out(await led.topology(), Retire(2), led.epoch) is None
+    assert await led.actuator.execute(await led.topology(), Retire(2), led.epoch) is None
     assert [place.number for place in (await led.topology()).replicas] == [1]
 
 
@@ -68,7 +68,7 @@ async def test_a_replica_that_is_a_home_does_not_go(node: Node) -> None:
     led = await Led.with_replicas(node, 1)
     await node.store.set_homes(led.queue_id, [1] * ASSIGNMENT_SLOTS, led.epoch)
     await node.store.set_replica_state(led.queue_id, 1, ReplicaState.DRAINING, led.epoch)
-    why = await led.actuator.carry_out(await led.topology(), Retire(1), led.epoch)
+    why = await led.actuator.execute(await led.topology(), Retire(1), led.epoch)
     assert why is not None
     assert "home" in why
 
@@ -76,7 +76,7 @@ async def test_a_replica_that_is_a_home_does_not_go(node: Node) -> None:
 async def test_shares_are_what_they_were_set_to(node: Node) -> None:
     led = await Led.with_replicas(node, 2)
     shares = SetShares({1: 0.25, 2: 0.75})
-    assert await led.actuator.carry_out(await led.topology(), shares, led.epoch) is None
+    assert await led.actuator.execute(await led.topology(), shares, led.epoch) is None
     assert [place.share for place in (await led.topology()).replicas] == [0.25, 0.75]
 
 
@@ -89,7 +89,7 @@ async def test_an_order_of_an_older_epoch_is_refused(
     led = await Led.with_replicas(node, 1)
     before = await led.topology()
     with pytest.raises(StaleEpoch):
-        await led.actuator.carry_out(before, action, led.epoch - 1)
+        await led.actuator.execute(before, action, led.epoch - 1)
     with pytest.raises(StaleEpoch):
         await led.actuator.add_replica(before, led.epoch - 1, None)
     assert await led.topology() == before
@@ -99,5 +99,5 @@ async def test_an_exchange_with_a_replica_that_is_gone_is_a_sentence_and_no_more
     node: Node,
 ) -> None:
     led = await Led.with_replicas(node, 1)
-    why = await led.actuator.carry_out(await led.topology(), Exchange(1, 7, 10), led.epoch)
+    why = await led.actuator.execute(await led.topology(), Exchange(1, 7, 10), led.epoch)
     assert why == "replica 7 is gone"

@@ -29,7 +29,7 @@ class Sleeper(NativeActuator):
     """The loops of one node, which can be made to sleep between a decision and its order."""
 
     def __init__(self, node: Node) -> None:
-        super().__init__(node.store, node.neighbours.ask)
+        super().__init__(node.store, node.node_clients.request)
         self.node = node
         self.asleep = asyncio.Event()
         self.awake = asyncio.Event()
@@ -39,7 +39,7 @@ class Sleeper(NativeActuator):
         self.steering = ControlLoops(
             node.store,
             lambda: node.member_id,
-            NativeSensor(node.store.members, node.neighbours.asked),
+            NativeSensor(node.store.members, node.node_clients.request_with_body),
             self,
             clock=Clock(monotonic=lambda: self._now),
         )
@@ -173,7 +173,7 @@ async def test_one_of_many_replicas_drains_to_its_end(start_node: StartNode) -> 
         for _ in range(100):
             await leader.step()
             # A home leaves who goes once all know that it was there.
-            await leader.node.aliases.look()
+            await leader.node.aliases.poll()
             places = (await _topology(leader.node, queue_id)).replicas
             if len(places) == count and all(one.state is ReplicaState.SERVING for one in places):
                 return
@@ -191,9 +191,9 @@ class CountedFleet(Fleet):
 
     stood_down = 0
 
-    async def stand_down(self) -> None:
+    async def reset(self) -> None:
         self.stood_down += 1
-        await super().stand_down()
+        await super().reset()
 
 
 @pytest.mark.parametrize("backing", ["memory"], indirect=True)
@@ -203,8 +203,8 @@ async def test_who_leads_again_after_another_did_begins_anew(
     """It slept while another led, and never saw that it did not lead itself."""
     node = await start_node()
     fleet = CountedFleet(node.store, ProcessProvider(tmp_path, store_urls=[]))
-    sensor = NativeSensor(node.store.members, node.neighbours.asked)
-    actuator = NativeActuator(node.store, node.neighbours.ask)
+    sensor = NativeSensor(node.store.members, node.node_clients.request_with_body)
+    actuator = NativeActuator(node.store, node.node_clients.request)
     steering = ControlLoops(node.store, lambda: node.member_id, sensor, actuator, fleet=fleet)
     epochs = iter([1, 1, 3, 3])
 

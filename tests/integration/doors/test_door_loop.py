@@ -67,7 +67,7 @@ def seen_by(door: str, at: float, accepted: int = 0) -> DoorSample:
 
 def test_doors_share_the_admission_and_their_parts_add_up() -> None:
     def part(bound: int | None, doors: list[DoorSample], own: str) -> int | None:
-        return DoorShares().part(bound, doors, own, 100.0)
+        return DoorShares().share_of(bound, doors, own, 100.0)
 
     doors = [seen_by("a", 99.0), seen_by("b", 98.0), seen_by("c", 97.0), seen_by("dead", 50.0)]
     assert [part(10, doors, own) for own in ("a", "b", "c")] == [4, 3, 3]
@@ -84,7 +84,7 @@ def test_a_door_that_is_asked_for_more_may_have_more_in_hand_and_none_has_nothin
     def of_both(bound: int | None, second: int, busy: int, quiet: int) -> list[int | None]:
         at = float(second)
         samples = [seen_by("busy", at, busy), seen_by("quiet", at, quiet)]
-        return [one.part(bound, samples, own, at) for own, one in shares.items()]
+        return [one.share_of(bound, samples, own, at) for own, one in shares.items()]
 
     # Nine of ten come to one of them: beyond the floors of both it has nine tenths.
     for second in range(10):

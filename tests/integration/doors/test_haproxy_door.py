@@ -252,15 +252,15 @@ async def test_a_haproxy_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch)
 def lose_answer(door: HaproxyDoor, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """The next orders are carried out, and nobody hears of it; set once they are."""
     carried_out = asyncio.Event()
-    order = door._runtime.order_and_look
+    order = door._runtime.execute_and_read
 
     async def lost(commands: Sequence[str], proxies: Sequence[str]) -> tuple[str, Rows]:
         await order(commands, proxies)
-        monkeypatch.setattr(door._runtime, "order_and_look", order)
+        monkeypatch.setattr(door._runtime, "execute_and_read", order)
         carried_out.set()
         raise Unavailable("did not answer")
 
-    monkeypatch.setattr(door._runtime, "order_and_look", lost)
+    monkeypatch.setattr(door._runtime, "execute_and_read", lost)
     return carried_out
 
 
@@ -269,7 +269,7 @@ async def seen_in(door: HaproxyDoor) -> dict[str, tuple[int, bool]]:
     found = {}
     # In one turn: else somebody may be deleted between two looks.
     async with door._turn:
-        _, rows = await door._runtime.order_and_look((), (BACKEND,))
+        _, rows = await door._runtime.execute_and_read((), (BACKEND,))
         for name in rows.keys() - {"BACKEND"}:
             # `100 (initial 0)`
             words = await door._runtime.order(f"get weight {BACKEND}/{name}")
@@ -314,7 +314,7 @@ async def test_after_an_order_that_was_given_up_nothing_is_believed(
 ) -> None:
     async with stalls(2) as (one, two), opened() as door:
         await door.set_backends([one.backend(), two.backend()])
-        order, carried_out = door._runtime.order_and_look, asyncio.Event()
+        order, carried_out = door._runtime.execute_and_read, asyncio.Event()
 
         async def slow(commands: Sequence[str], proxies: Sequence[str]) -> tuple[str, Rows]:
             await order(commands, proxies)
@@ -322,12 +322,12 @@ async def test_after_an_order_that_was_given_up_nothing_is_believed(
             await asyncio.Event().wait()
             raise AssertionError("nobody waits for so long")
 
-        monkeypatch.setattr(door._runtime, "order_and_look", slow)
+        monkeypatch.setattr(door._runtime, "execute_and_read", slow)
         ordering = asyncio.create_task(door.set_backends([one.backend(), two.backend(0.5)]))
         await asyncio.wait_for(carried_out.wait(), 60)
         ordering.cancel()
         await asyncio.gather(ordering, return_exceptions=True)
-        monkeypatch.setattr(door._runtime, "order_and_look", order)
+        monkeypatch.setattr(door._runtime, "execute_and_read", order)
         assert await seen_in(door) == {"i1": (100, True), "i2": (50, True)}
         # As it was before, which is what it was known to be.
         await door.set_backends([one.backend(), two.backend()])
@@ -537,11 +537,11 @@ def test_a_few_requests_between_two_quick_looks_are_no_high_rate(
     for look in range(200):
         # 300 requests a second, three at a time; the other looks find none.
         now_s = look * 0.005
-        looking._tally.look({"req_tot": look // 2 * 3}, {})
+        looking._tally.update({"req_tot": look // 2 * 3}, {})
         kept = looking.kept(kept)
         assert kept == 1000
     now_s += 1.0
-    looking._tally.look({"req_tot": 4_000}, {})
+    looking._tally.update({"req_tot": 4_000}, {})
     assert looking.kept(kept) == 100
 
 
@@ -572,11 +572,11 @@ def test_the_log_keeps_fewer_lines_where_there_are_too_many_and_counts_them_in_f
 def test_totals_never_run_backwards_over_restarts_and_deletions() -> None:
     tally = CounterTotals()
     row: dict[str, int | str] = {"stot": 10, "hrsp_2xx": 7, "hrsp_5xx": 1, "econ": 2}
-    tally.look({"req_tot": 12, "hrsp_5xx": 3}, {"i1": row, "i2": row})
+    tally.update({"req_tot": 12, "hrsp_5xx": 3}, {"i1": row, "i2": row})
     assert (tally.accepted, tally.answered, tally.refused) == (12, 16, 1)
     tally.restarted()
     assert (tally.accepted, tally.answered, tally.refused) == (12, 16, 1)
-    tally.look({"req_tot": 1, "hrsp_5xx": 1}, {"i1": {"stot": 1, "hrsp_5xx": 1}})
+    tally.update({"req_tot": 1, "hrsp_5xx": 1}, {"i1": {"stot": 1, "hrsp_5xx": 1}})
     tally.deleted("i2")
     assert (tally.accepted, tally.answered, tally.refused) == (13, 17, 1)
     assert (tally.server("i1").sent, tally.server("i1").failed) == (11, 2)
@@ -596,16 +596,16 @@ def test_probes_are_taken_off_whatever_became_of_them() -> None:
     tally = CounterTotals()
     # Beside them: one that was answered, and an error of the application's.
     row: dict[str, int | str] = {"stot": 6, "hrsp_2xx": 3, "hrsp_5xx": 2, "srv_abrt": 1}
-    tally.look({"req_tot": 7, "hrsp_2xx": 3, "hrsp_5xx": 4}, {"i1": row}, probes)
+    tally.update({"req_tot": 7, "hrsp_2xx": 3, "hrsp_5xx": 4}, {"i1": row}, probes)
     assert (tally.accepted, tally.answered, tally.refused) == (2, 2, 0)
     assert tally.by_class == {"2xx": 1, "5xx": 1}
     assert (tally.server("i1").answered, tally.server("i1").server_errors) == (2, 1)
     # One whose line comes before HAProxy shows it takes nothing back that was said.
     early = ProbeCounts()
     early.add("i1", 200, "--", 1)
-    tally.look({"req_tot": 7, "hrsp_2xx": 3, "hrsp_5xx": 4}, {"i1": row}, early)
+    tally.update({"req_tot": 7, "hrsp_2xx": 3, "hrsp_5xx": 4}, {"i1": row}, early)
     assert (tally.accepted, tally.answered, tally.refused) == (2, 2, 0)
-    tally.look({"req_tot": 8, "hrsp_2xx": 4, "hrsp_5xx": 4}, {"i1": row | {"hrsp_2xx": 4}})
+    tally.update({"req_tot": 8, "hrsp_2xx": 4, "hrsp_5xx": 4}, {"i1": row | {"hrsp_2xx": 4}})
     assert (tally.accepted, tally.answered, tally.by_class["2xx"]) == (2, 2, 1)
 
 
@@ -613,36 +613,36 @@ def test_a_probe_that_is_under_way_counts_nowhere_also_over_a_restart() -> None:
     tally = CounterTotals()
     ended = ProbeCounts()
     ended.add("i1", 200, "--", 2)
-    tally.look({"req_tot": 8}, {}, ended, probes_begun=3)
+    tally.update({"req_tot": 8}, {}, ended, probes_begun=3)
     assert (tally.accepted, tally.probes_under_way) == (5, 1)
     tally.restarted()
     assert (tally.accepted, tally.probes_under_way) == (5, 0)
-    tally.look({"req_tot": 2}, {}, ProbeCounts(), probes_begun=1)
+    tally.update({"req_tot": 2}, {}, ProbeCounts(), probes_begun=1)
     assert (tally.accepted, tally.probes_under_way) == (6, 1)
 
 
 def test_of_servers_that_answer_nothing_it_is_known_who_waits_and_for_how_long() -> None:
     silence = UnresponsiveServers()
     row: dict[str, int | str] = {"stot": 5, "hrsp_2xx": 5, "scur": 0}
-    silence.look({"i1": row}, 0.0)
+    silence.update({"i1": row}, 0.0)
     row |= {"stot": 8, "scur": 3}
-    silence.look({"i1": row}, 1.0)
+    silence.update({"i1": row}, 1.0)
     row |= {"stot": 9, "scur": 4}
-    silence.look({"i1": row}, 2.0)
+    silence.update({"i1": row}, 2.0)
     assert silence.unanswered(2.5, 0) == [(0.5, 1), (1.5, 3)]
     # A probe is none of those that have waited for long.
     assert silence.unanswered(2.5, 1) == [(0.5, 1), (1.5, 2)]
     assert silence.unanswered(9.0, 1) == [(7.0, 1), (8.0, 3)]
     # One has been given up, and nobody knows which.
     row |= {"cli_abrt": 1, "scur": 3}
-    silence.look({"i1": row}, 9.0)
+    silence.update({"i1": row}, 9.0)
     assert silence.unanswered(9.0, 0) == [(7.0, 1), (8.0, 2)]
     # Somebody is answered: of the others nothing is certain any more.
-    silence.look({"i1": row | {"hrsp_2xx": 6, "scur": 2}}, 10.0)
+    silence.update({"i1": row | {"hrsp_2xx": 6, "scur": 2}}, 10.0)
     assert silence.unanswered(10.0, 0) == []
     # A WebSocket has its answer when it is opened, and a server that is new has none to give yet.
-    silence.look({"i1": row | {"hrsp_2xx": 6, "hrsp_1xx": 1, "stot": 10, "scur": 3}}, 11.0)
-    silence.look({"i1": {"stot": 1, "scur": 1}, "i2": {"stot": 3, "scur": 3}}, 20.0)
+    silence.update({"i1": row | {"hrsp_2xx": 6, "hrsp_1xx": 1, "stot": 10, "scur": 3}}, 11.0)
+    silence.update({"i1": {"stot": 1, "scur": 1}, "i2": {"stot": 3, "scur": 3}}, 20.0)
     assert silence.unanswered(30.0, 0) == []
 
 

@@ -54,7 +54,7 @@ async def all_retired(scene: Scene) -> None:
 
 def assert_stored_nothing(replica: Replica) -> None:
     assert replica.meters.deduplicated.total == 1
-    assert len(replica.holding.queue) == 0
+    assert len(replica.context.queue) == 0
 
 
 async def test_an_alias_that_takes_everything_again_knows_what_its_replicas_stored(
@@ -98,7 +98,7 @@ async def test_an_alias_that_could_not_ask_refuses_until_it_has_asked(
         with pytest.raises(NotHome):
             await put_once(scene, scene.leader.queue_id)
     # Nothing has changed since, and yet there is something left to do.
-    await scene.here.aliases.look()
+    await scene.here.aliases.poll()
 
     await put_once(scene, scene.leader.queue_id)
 

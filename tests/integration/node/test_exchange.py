@@ -48,10 +48,10 @@ async def test_ready_messages_go_over_unflagged_and_only_once(scene: Scene) -> N
     for batch in range(10):
         await scene.put(first.queue_id, b"%d" % batch)
     # One is with somebody, one was, and one is acknowledged.
-    held = await scene.talker.link.ask(ReadMessage(first.queue_id, lease_ms=60_000))
+    held = await scene.talker.link.request(ReadMessage(first.queue_id, lease_ms=60_000))
     assert bytes(held.body) == b"0"
     assert await scene.read(first) == (b"1", False)
-    await scene.talker.link.ask(ReadMessage(first.queue_id, lease_ms=60_000))
+    await scene.talker.link.request(ReadMessage(first.queue_id, lease_ms=60_000))
     await scene.talker.ask(Return(first.queue_id, 0, [(3, 3)], unstarted=True))
 
     assert await scene.pull(second, first) == 8
@@ -73,9 +73,9 @@ async def test_what_only_the_store_holds_goes_over_too(scene: Scene) -> None:
     big = b"x" * 50_000
     for _ in range(120):
         await scene.put(first.queue_id, big)
-    giver = scene.here.replicas[first.queue_id].holding.queue
-    assert giver.tails.count
-    taker = scene.there.replicas[second.queue_id].holding.queue
+    giver = scene.here.replicas[first.queue_id].context.queue
+    assert giver.spilled.count
+    taker = scene.there.replicas[second.queue_id].context.queue
     went = 0
     while came := await scene.pull(second, first, 20):
         went += came
@@ -88,7 +88,7 @@ async def test_a_batch_of_more_messages_than_were_reckoned_with_goes_over(scene:
     first, second = scene.places
     await scene.put(first.queue_id, *[b"x"] * 20_000)
     assert await scene.pull(second, first, 1) == 20_000
-    assert len(scene.there.replicas[second.queue_id].holding.queue) == 20_000
+    assert len(scene.there.replicas[second.queue_id].context.queue) == 20_000
 
 
 async def test_partly_done_segments_leave_what_is_done_behind(scene: Scene) -> None:
@@ -112,7 +112,7 @@ async def test_groups_addressed_and_delayed_messages_stay(scene: Scene) -> None:
     assert await scene.pull(second, first) == 1
     assert await scene.drain(second) == [(b"anybody's", False)]
     held = {assignment_slot(group), assignment_slot(receiver)}
-    numbers = (await scene.here.figures.of_cluster(first.queue_id, False)).nodes[0].queues[0]
+    numbers = (await scene.here.stats.of_cluster(first.queue_id, False)).nodes[0].queues[0]
     assert held == set(numbers.homes_held)
     # Who puts them elsewhere than at their home has to look where that is.
     for columns in ({"attributes": [Attributes(group=group)]}, {"receivers": [receiver]}):
@@ -131,13 +131,13 @@ async def test_an_alias_sends_groups_home_in_their_order(scene: Scene) -> None:
     # As if there were no homes, and nobody to hand over to; nobody looks whether that is so.
     async with scene.here.aliases._looking:
         scene.here.aliases._topologies.clear()
-        scene.here.replicas[alias].holding.homes = None
+        scene.here.replicas[alias].context.assignments = None
         await scene.put(alias, *[b"%d" % n for n in range(6)], attributes=attributes)
         await scene.put(
             alias, b"6", b"7", attributes=[Attributes(group=two), Attributes(group=one)]
         )
     queues = [
-        node.replicas[place.queue_id].holding.queue
+        node.replicas[place.queue_id].context.queue
         for node, place in zip((scene.here, scene.there), scene.places, strict=True)
     ]
 
@@ -145,7 +145,7 @@ async def test_an_alias_sends_groups_home_in_their_order(scene: Scene) -> None:
     await scene.leader.set_state(2, ReplicaState.SERVING)
 
     await eventually_async(lambda: sum(map(len, queues)) == 8)
-    assert len(scene.here.replicas[alias].holding.queue) == 0
+    assert len(scene.here.replicas[alias].context.queue) == 0
 
     def of(messages: list[tuple[bytes, bool]], *wanted: bytes) -> list[bytes]:
         return [payload for payload, _ in messages if payload in wanted]
@@ -175,9 +175,9 @@ async def test_what_has_its_home_elsewhere_since_it_moved_goes_there(scene: Scen
     first, second = scene.places
     await scene.put(first.queue_id, b"mine", attributes=[Attributes(group=a_group_at(1))])
     await scene.leader.set_homes(2)
-    there = scene.there.replicas[second.queue_id].holding.queue
+    there = scene.there.replicas[second.queue_id].context.queue
     await eventually_async(lambda: len(there) == 1)
-    assert len(scene.here.replicas[first.queue_id].holding.queue) == 0
+    assert len(scene.here.replicas[first.queue_id].context.queue) == 0
 
 
 async def test_until_a_home_is_open_nobody_takes_anything_new_of_it(scene: Scene) -> None:
@@ -188,7 +188,7 @@ async def test_until_a_home_is_open_nobody_takes_anything_new_of_it(scene: Scene
     index = assignment_slot(group)
     columns = {"attributes": [Attributes(group=group)]}
     await scene.put(first.queue_id, b"before", **columns)
-    assert index in here.homes.ahead()
+    assert index in here.assignments.ahead()
 
     await scene.leader.set_homes(-2)
     await scene.look()
@@ -196,9 +196,11 @@ async def test_until_a_home_is_open_nobody_takes_anything_new_of_it(scene: Scene
         with pytest.raises(NotHome):
             await scene.put(queue_id, b"x", **columns)
     # What was put before goes there all the same; then nobody has anything of it but its home.
-    await eventually_async(lambda: len(there.holding.queue) == 1)
-    await eventually_async(lambda: index not in here.homes.ahead() | alias.homes.ahead())
-    assert index in there.homes.ahead()
+    await eventually_async(lambda: len(there.context.queue) == 1)
+    await eventually_async(
+        lambda: index not in here.assignments.ahead() | alias.assignments.ahead()
+    )
+    assert index in there.assignments.ahead()
 
     await scene.leader.set_homes(2)
     await scene.look()
@@ -211,11 +213,11 @@ async def test_a_group_goes_to_its_new_home_behind_what_somebody_still_holds(sce
     group = a_group_at(1)
     for n in range(3):
         await scene.put(first.queue_id, b"%d" % n, attributes=[Attributes(group=group)])
-    held = await scene.talker.link.ask(ReadMessage(first.queue_id, lease_ms=60_000))
+    held = await scene.talker.link.request(ReadMessage(first.queue_id, lease_ms=60_000))
     assert bytes(held.body) == b"0"
     await scene.leader.set_homes(2)
     await scene.look()
-    there = scene.there.replicas[second.queue_id].holding.queue
+    there = scene.there.replicas[second.queue_id].context.queue
     await scene.pull(second, first)
     assert len(there) == 0, "what follows would be at work beside it"
 
@@ -232,10 +234,10 @@ async def test_what_cannot_go_yet_keeps_back_what_follows_it(scene: Scene) -> No
     both = [Attributes(group=one), Attributes(group=other)]
     await scene.put(first.queue_id, b"0", b"1", attributes=both)
     await scene.put(first.queue_id, b"2", attributes=both[1:])
-    await scene.talker.link.ask(ReadMessage(first.queue_id, lease_ms=60_000))
+    await scene.talker.link.request(ReadMessage(first.queue_id, lease_ms=60_000))
     await scene.leader.set_homes(2)
     await scene.look()
-    there = scene.there.replicas[second.queue_id].holding.queue
+    there = scene.there.replicas[second.queue_id].context.queue
     await scene.pull(second, first)
     assert len(there) == 0, "it would be there before its group's first"
 
@@ -247,10 +249,10 @@ async def test_an_alias_keeps_what_is_put_until_a_replica_can_be_reached(scene: 
     alias = scene.leader.queue_id
     for _ in range(5):
         await scene.put(alias, b"x")
-    assert len(scene.here.replicas[alias].holding.queue) == 5
+    assert len(scene.here.replicas[alias].context.queue) == 5
     await scene.put(alias, b"later", delays_s=[0.05])
     await scene.leader.set_state(2, ReplicaState.SERVING)
-    taker = scene.there.replicas[scene.places[1].queue_id].holding.queue
+    taker = scene.there.replicas[scene.places[1].queue_id].context.queue
     await eventually_async(lambda: len(taker) == 6)
     # Whoever reads the queue anew finds the same.
     await scene.talker.ask(SetOwner(scene.places[1].queue_id, scene.here.member_id))
@@ -263,7 +265,7 @@ async def test_a_taker_whose_question_is_not_answered_finds_what_came(
     first, second = scene.places
     await scene.put(first.queue_id, b"x", b"y")
     asked = 0
-    ask = scene.there.neighbours.ask
+    ask = scene.there.node_clients.request
 
     async def lost(address: str, request: Request, within_s: float) -> Packet:
         nonlocal asked
@@ -273,7 +275,7 @@ async def test_a_taker_whose_question_is_not_answered_finds_what_came(
             raise IoFailure("the answer was lost")
         return answer
 
-    monkeypatch.setattr(scene.there.neighbours, "ask", lost)
+    monkeypatch.setattr(scene.there.node_clients, "request", lost)
     assert await scene.pull(second, first) == 2
     assert asked == 1
     assert sorted(await scene.drain(second)) == [(b"x", True), (b"y", True)]
@@ -285,7 +287,7 @@ async def test_a_deposed_giver_or_taker_moves_nothing(scene: Scene) -> None:
     await scene.put(first.queue_id, b"x")
     giver = scene.here.replicas[first.queue_id]
     with pytest.raises(StaleEpoch):
-        await scene.here.exchange.give_away(
+        await scene.here.exchange.give_segments(
             giver, GiveAway(first.queue_id, second.queue_id, 99, 5, 100, 10, "stale")
         )
     assert not giver.fenced
@@ -296,7 +298,7 @@ async def test_a_deposed_giver_or_taker_moves_nothing(scene: Scene) -> None:
     assert await store.release(first.queue_id, giver.epoch, scene.here.member_id)
     epoch = scene.there.replicas[second.queue_id].epoch
     with pytest.raises(StaleEpoch):
-        await scene.here.exchange.give_away(
+        await scene.here.exchange.give_segments(
             giver, GiveAway(first.queue_id, second.queue_id, epoch, 500, 100, 10, "deposed")
         )
     assert giver.fenced
@@ -323,7 +325,7 @@ async def test_dead_letters_of_a_replica_are_those_of_the_logical_queue(scene: S
     await scene.talker.ask(Return(first.queue_id, 0, [(1, 1)], reject=True, error="no"))
     dead = await eventually_async(lambda: scene.here.store.find_queue(None, "orders.dead"))
     assert dead is not None
-    answered = await scene.talker.link.ask(ReadMessage(dead.queue_id, wait_ms=60_000))
+    answered = await scene.talker.link.request(ReadMessage(dead.queue_id, wait_ms=60_000))
     assert isinstance(answered.packet, ReadMessageResponse)
     attributes = (answered.packet.run.attributes or [None])[0]
     assert attributes is not None
@@ -346,7 +348,7 @@ async def test_exchange_under_load_loses_and_doubles_nothing(scene: Scene) -> No
     async def consume(talker: Talker, place: ReplicaInfo) -> None:
         while True:
             try:
-                answered = await talker.link.ask(ReadMessage(place.queue_id, wait_ms=300))
+                answered = await talker.link.request(ReadMessage(place.queue_id, wait_ms=300))
             except Notice:
                 return
             seen.append(bytes(answered.body))

@@ -42,7 +42,7 @@ async def test_messages_go_from_store_to_store_and_back(scene: Scene) -> None:
     assert await scene.read(first) == (b"0", False)
 
     assert await scene.pull(second, first) == 9
-    assert len(scene.there.replicas[second.queue_id].holding.queue) == 9
+    assert len(scene.there.replicas[second.queue_id].context.queue) == 9
     assert await scene.pull(first, second, 4) == 4
 
     assert await scene.drain(second) == [(b"%d" % n, False) for n in range(5, 10)]
@@ -53,12 +53,12 @@ async def test_an_alias_hands_over_to_every_store(scene: Scene) -> None:
     alias = scene.leader.queue_id
     group = next(f"g{n}" for n in range(99) if assignment_slot(f"g{n}") % 2 == 1)
     # As if there were no homes yet: with them only what somebody else stores gets here.
-    scene.here.replicas[alias].holding.homes = None
+    scene.here.replicas[alias].context.assignments = None
     await scene.put(alias, b"a", b"b", attributes=[Attributes(group=group), None])
     for _ in range(8):
         await scene.put(alias, b"x")
     queues = [
-        node.replicas[place.queue_id].holding.queue
+        node.replicas[place.queue_id].context.queue
         for node, place in zip((scene.here, scene.there), scene.places, strict=True)
     ]
     await eventually_async(lambda: sum(map(len, queues)) == 10)
@@ -75,7 +75,7 @@ async def test_the_dead_letters_of_a_replica_in_another_store_are_kept_once(scen
     await eventually_async(lambda: bool(replica.meters.dead_lettered.total))
     found = await scene.there.store.find_queue(None, "orders.dead")
     assert found is not None
-    answered = await scene.talker.link.ask(GetMessages(found.queue_id))
+    answered = await scene.talker.link.request(GetMessages(found.queue_id))
     assert bytes(answered.body) == b"bad"
     await replica.settled()
     assert await scene.drain(second) == []
@@ -96,7 +96,7 @@ async def test_a_message_that_dies_after_many_later_ones_is_kept_too(scene: Scen
 
     found = await scene.there.store.find_queue(None, "orders.dead")
     assert found is not None
-    grave = scene.there.replicas[found.queue_id].holding.queue
+    grave = scene.there.replicas[found.queue_id].context.queue
     assert len(grave) == 1 + later
 
 
@@ -289,7 +289,7 @@ async def test_a_queue_of_a_full_store_is_claimed_and_its_moves_are_finished_lat
     scene.here.replicas[first.queue_id].fence(StaleEpoch("its owner died"))
     replica = await scene.here.ownership.bring_here(first.queue_id)
     await eventually_async(lambda: tries >= 3)
-    assert replica.departures.has_open_moves
+    assert replica.outgoing.has_open_moves
     is_full = False
-    await eventually_async(lambda: not replica.departures.has_open_moves)
+    await eventually_async(lambda: not replica.outgoing.has_open_moves)
     assert not replica.fenced

@@ -146,7 +146,7 @@ class Storm:
         upkeep = TopologyReconciler()
         while True:
             async with self.leading:
-                homes = upkeep.homes(await self.orders.topology(), partial(seen, self.orders))
+                homes = upkeep.assignments(await self.orders.topology(), partial(seen, self.orders))
                 if homes is not None:
                     await self.orders.set_homes(homes)
             await asyncio.sleep(0.01)  # the period of this leader
@@ -173,7 +173,7 @@ class Storm:
     def alias(self) -> LogicalQueueState:
         for node in self.nodes:
             replica = node.replicas.get(self.orders.alias_id)
-            alias = None if replica is None else node.aliases.known(replica)
+            alias = None if replica is None else node.aliases.logical_queue(replica)
             if alias is not None:
                 return alias
         raise AssertionError("nobody owns the alias")
@@ -241,10 +241,10 @@ async def test_what_is_put_while_its_group_comes_over_waits_for_it(
     async with taker.exchanging:
         await orders.set_homes([-2] * ASSIGNMENT_SLOTS)
         # It has left the one and has not come to the other, so nothing keeps the new home closed.
-        await eventually_async(lambda: not giver.homes.held())
+        await eventually_async(lambda: not giver.assignments.held())
         await orders.set_homes([2] * ASSIGNMENT_SLOTS)
         await mq.put("orders", b"second", group="g")
-        queue = taker.holding.queue
+        queue = taker.context.queue
         assert (queue.lanes.head_count, queue.lanes.held_count) == (0, 1)
 
     await eventually_async(lambda: (queue.lanes.head_count, queue.lanes.held_count) == (1, 1))
@@ -264,15 +264,15 @@ async def test_a_home_that_moves_on_is_opened_behind_what_still_comes_to_where_i
 
     async with between.exchanging:
         await orders.set_homes([-2] * ASSIGNMENT_SLOTS)
-        await eventually_async(lambda: not giver.homes.held())
+        await eventually_async(lambda: not giver.assignments.held())
         await orders.set_homes([-3] * ASSIGNMENT_SLOTS)
-        assert TopologyReconciler().homes(await orders.topology(), look) is None, (
+        assert TopologyReconciler().assignments(await orders.topology(), look) is None, (
             "neither here nor there"
         )
 
-    await eventually_async(lambda: last.holding.queue.lanes.head_count == 1)
-    await eventually_async(lambda: not between.homes.ahead())
-    assert TopologyReconciler().homes(await orders.topology(), look) == [3] * ASSIGNMENT_SLOTS
+    await eventually_async(lambda: last.context.queue.lanes.head_count == 1)
+    await eventually_async(lambda: not between.assignments.ahead())
+    assert TopologyReconciler().assignments(await orders.topology(), look) == [3] * ASSIGNMENT_SLOTS
 
 
 async def test_what_was_put_behind_what_comes_over_does_not_go_on_before_it(
@@ -287,14 +287,14 @@ async def test_what_was_put_behind_what_comes_over_does_not_go_on_before_it(
 
     async with between.exchanging:
         await orders.set_homes([-2] * ASSIGNMENT_SLOTS)
-        await eventually_async(lambda: not giver.homes.held())
+        await eventually_async(lambda: not giver.assignments.held())
         await orders.set_homes([2] * ASSIGNMENT_SLOTS)
         await mq.put("orders", b"second", group="g")
         await orders.set_homes([-3] * ASSIGNMENT_SLOTS)
         assert await nodes[0].exchange.pull(last, two, 10, homed=True) == 0
-        assert between.holding.queue.lanes.held_count == 1
+        assert between.context.queue.lanes.held_count == 1
 
-    await eventually_async(lambda: last.holding.queue.lanes.held_count == 1)
+    await eventually_async(lambda: last.context.queue.lanes.held_count == 1)
     await orders.set_homes([3] * ASSIGNMENT_SLOTS)
     assert [(await mq.get("orders")).payload for _ in range(2)] == [b"first", b"second"]
 
@@ -313,8 +313,8 @@ async def test_who_takes_what_may_be_anywhere_gets_no_groups(
 
     async with taker.exchanging:
         await orders.set_homes([-2] * ASSIGNMENT_SLOTS)
-        await eventually_async(lambda: giver.homes.held() == {assignment_slot("h")})
+        await eventually_async(lambda: giver.assignments.held() == {assignment_slot("h")})
         # Whoever hands over waits for the other group.
         await held.ack_confirmed()
         assert await nodes[1].exchange.pull(taker, one, 10) == 0
-        assert giver.holding.queue.lanes.held_count == 1
+        assert giver.context.queue.lanes.held_count == 1

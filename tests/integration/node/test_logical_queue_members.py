@@ -76,7 +76,7 @@ async def talk() -> AsyncIterator[Talk]:
 
 
 async def members(node: Node, queue_id: int) -> dict[int, tuple[int, int]]:
-    numbers = await node.figures.of_cluster(queue_id, False)
+    numbers = await node.stats.of_cluster(queue_id, False)
     return numbers.nodes[0].queues[0].members
 
 
@@ -87,7 +87,7 @@ async def test_consumers_are_elected_onto_the_replica_with_the_fewest(
     leader = await Leader.of(node, queue.queue_id)
     first, second = await leader.add(node), await leader.add(node)
     await leader.set_shares({1: 0.5, 2: 0.5})
-    await node.aliases.look()
+    await node.aliases.poll()
 
     one, two = await talk(node), await talk(node)
     places = [
@@ -109,7 +109,7 @@ async def test_consumers_are_elected_onto_the_replica_with_the_fewest(
     ).replica_id == first.queue_id
     await one.ask(Leave(queue.queue_id, MemberRole.CONSUMER, 1))
     two.close()
-    alias = node.aliases.known(node.replicas[queue.queue_id])
+    alias = node.aliases.logical_queue(node.replicas[queue.queue_id])
     assert alias is not None
     await eventually_async(lambda: sum(map(sum, alias.counts().values())) == 1)
 
@@ -132,7 +132,7 @@ async def test_consumers_that_find_no_replica_are_told_when_one_comes(
 
     # A replica that starts or drains takes nobody; who wants that one and no other gets it.
     await leader.set_state(1, ReplicaState.DRAINING)
-    await node.aliases.look()
+    await node.aliases.poll()
     assert (await talker.join(queue.queue_id, MemberRole.CONSUMER, member=2)).replica_id == 0
     wanting = await talker.join(queue.queue_id, MemberRole.CONSUMER, member=3, wanted=1)
     bound = await talker.join(queue.queue_id, MemberRole.CONSUMER, member=4, wanted=1, bound=True)
@@ -147,7 +147,7 @@ async def test_producers_are_elected_under_the_policy_of_clients(
     queue = await mq.create_queue("orders")
     leader = await Leader.of(node, queue.queue_id, Scaling(policy=ScalingPolicy.CLIENTS))
     places = [await leader.add(node), await leader.add(node)]
-    await node.aliases.look()
+    await node.aliases.poll()
     one, two = await talk(node), await talk(node)
     elected = {(await t.join(queue.queue_id, MemberRole.PRODUCER)).replica_id for t in (one, two)}
     assert elected == {place.queue_id for place in places}
@@ -162,7 +162,7 @@ async def test_connected_clients_migrate_the_idlest_first(
     queue = await mq.create_queue("orders")
     leader = await Leader.of(node, queue.queue_id)
     first = await leader.add(node)
-    await node.aliases.look()
+    await node.aliases.poll()
     busy, idle, worker = await talk(node), await talk(node), await talk(node)
     for talker in (busy, idle):
         await talker.join(queue.queue_id, MemberRole.CONSUMER, member=1)
@@ -172,7 +172,7 @@ async def test_connected_clients_migrate_the_idlest_first(
     await busy.heard(Deliver)
     await idle.ask(Subscribe(first.queue_id, 1, 10))
     second = await leader.add(node)
-    await node.aliases.look()
+    await node.aliases.poll()
 
     order = MigrateClients(
         queue.queue_id, MemberRole.CONSUMER, first.queue_id, second.queue_id, count=1
@@ -194,7 +194,7 @@ async def test_clients_migrate_to_a_replica_that_has_only_just_begun_to_serve(
     queue = await mq.create_queue("orders")
     leader = await Leader.of(node, queue.queue_id)
     first = await leader.add(node)
-    await node.aliases.look()
+    await node.aliases.poll()
     talker = await talk(node)
     await talker.join(queue.queue_id, MemberRole.CONSUMER, member=1)
     alias = await node.aliases.alias(node.replicas[queue.queue_id])
@@ -225,13 +225,13 @@ async def test_who_is_relayed_to_the_alias_hears_and_leaves_all_the_same(
     queue_id = made.queue.queue_id
     leader = await Leader.of(here, queue_id)
     place = await leader.add(there)
-    await here.aliases.look()
+    await here.aliases.poll()
     talker = await talk(there)
     assert (await talker.join(queue_id, MemberRole.CONSUMER, member=1)).replica_id == place.queue_id
     second = await leader.add(there)
     changed = await talker.heard(TopologyChanged, lambda p: len(p.topology.replicas) == 2)
     assert changed.topology.replicas[1].queue_id == second.queue_id
-    alias = here.aliases.known(here.replicas[queue_id])
+    alias = here.aliases.logical_queue(here.replicas[queue_id])
     assert alias is not None
     assert sum(map(sum, alias.counts().values())) == 1
     talker.close()
@@ -260,9 +260,9 @@ async def test_a_plain_queue_with_a_backlog_and_consumers_becomes_a_logical_one(
     leader = await Leader.of(node, queue.queue_id, None)
     places = [await leader.add(node), await leader.add(node)]
     await leader.set_shares({1: 0.7, 2: 0.3})
-    lengths = [node.replicas[place.queue_id].holding.queue for place in places]
+    lengths = [node.replicas[place.queue_id].context.queue for place in places]
     await eventually_async(lambda: sum(map(len, lengths)) == 300)
-    shown = (await node.figures.of_cluster(queue.queue_id, True)).nodes[0].queues
+    shown = (await node.stats.of_cluster(queue.queue_id, True)).nodes[0].queues
     assert (shown[0].logical, shown[0].replica, shown[0].waiting) == ("orders", 0, 0)
     assert shown[0].handed_over == sum(q.taken_over for q in shown) == 300
     with pytest.raises(InvalidValue, match="replicas"):
@@ -330,7 +330,7 @@ async def test_a_retired_replica_is_forgotten_and_its_batches_are_not(
     assert not await leader.retire(1)
     # What waits in it is exchanged; then it may go.
     other = (await leader.place(2)).queue_id
-    await node.aliases.look()
+    await node.aliases.poll()
     assert await talker.ask(Pull(other, place.queue_id, 10)) == PullResponse(1)
     assert await leader.retire(1)
     await eventually_async(lambda: place.queue_id not in node.replicas)
@@ -355,11 +355,11 @@ async def test_what_is_asked_of_a_logical_queue_is_asked_of_all_of_it(
     for batch, place in enumerate(places, 1):
         await talker.ask(PutMessages(place.queue_id, 1, batch, [2, 2], [5]), b"abcd")
 
-    answered = await talker.link.ask(GetMessages(queue_id))
+    answered = await talker.link.request(GetMessages(queue_id))
     assert isinstance(answered.packet, GetMessagesResponse)
     assert [run.lengths for run in answered.packet.runs] == [[2, 2], [2, 2]]
     assert bytes(answered.body) == b"abcdabcd"
-    numbers = await here.figures.of_cluster(queue_id, True)
+    numbers = await here.stats.of_cluster(queue_id, True)
     shown = [queue for each in numbers.nodes for queue in each.queues]
     assert sorted((queue.logical, queue.replica, queue.waiting) for queue in shown) == [
         ("orders", 0, 0),
@@ -419,16 +419,16 @@ async def test_whose_replica_is_to_go_is_told_at_once(mq: Client, node: Node, ta
     queue = await mq.create_queue("orders")
     leader = await Leader.of(node, queue.queue_id)
     first = await leader.add(node)
-    await node.aliases.look()
+    await node.aliases.poll()
     talker, worker = await talk(node), await talk(node)
     await talker.join(queue.queue_id, MemberRole.CONSUMER, member=1)
     await worker.join(queue.queue_id, MemberRole.CONSUMER, member=1, wanted=1, bound=True)
     # While there is no other, it is served where it is.
     await leader.set_state(1, ReplicaState.DRAINING)
-    await node.aliases.look()
+    await node.aliases.poll()
     assert await members(node, queue.queue_id) == {1: (0, 2)}
     second = await leader.add(node)
-    await node.aliases.look()
+    await node.aliases.poll()
     assert (await talker.heard(Migrated)).replica_id == second.queue_id
     # Whoever is bound ends with its replica.
     assert await members(node, queue.queue_id) == {1: (0, 1), 2: (0, 1)}

@@ -61,7 +61,7 @@ async def depart(scene: Scene, source: ReplicaInfo, target: ReplicaInfo, payload
     giver, taker = scene.here.replicas[source.queue_id], scene.there.replicas[target.queue_id]
     [first_id] = [
         segment.first_id
-        for segment in giver.holding.queue.segments()
+        for segment in giver.context.queue.segments()
         if bytes(segment.body(0, segment.count)) == payload
     ]
     assert isinstance(scene.here.store, ShardedStore)
@@ -114,7 +114,7 @@ async def test_what_comes_back_is_served_while_another_store_stays_away(
     assert await next_of(scene, first) == (b"for one", True)
     assert await scene.drain(first) == []
     replica = scene.here.replicas[first.queue_id]
-    assert replica.departures.has_open_moves
+    assert replica.outgoing.has_open_moves
     await replica.settled()
 
     servers[1].start()
@@ -133,7 +133,7 @@ async def test_who_claims_a_queue_serves_what_is_back_and_waits_for_the_rest(
     replica = await scene.here.ownership.bring_here(first.queue_id)
 
     assert await scene.drain(first) == [(b"for one", True)]
-    assert replica.departures.has_open_moves
+    assert replica.outgoing.has_open_moves
     await replica.settled()
     servers[1].start()
     assert await next_of(scene, first) == (b"for two", True)

@@ -18,7 +18,7 @@ async def test_a_queue_that_has_come_is_not_believed_where_it_was(
     here, there = await start_node(), await start_node()
     mq = await connect(here)
     queue_id = (await mq.create_queue("orders")).queue_id
-    locate, ask_for = there.store.locate, there.neighbours.ask_for
+    locate, ask_for = there.store.locate, there.node_clients.ask_for
     found, let_go = asyncio.Event(), asyncio.Event()
     searches: list[asyncio.Task[Replica | str]] = []
 
@@ -36,7 +36,7 @@ async def test_a_queue_that_has_come_is_not_believed_where_it_was(
         let_go.set()
 
     monkeypatch.setattr(there.store, "locate", late_locate)
-    monkeypatch.setattr(there.neighbours, "ask_for", ask_for_beside_a_search)
+    monkeypatch.setattr(there.node_clients, "ask_for", ask_for_beside_a_search)
 
     replica = await there.ownership.bring_here(queue_id)
 

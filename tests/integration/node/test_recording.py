@@ -327,7 +327,7 @@ async def test_what_is_watched_is_bounded_and_weights_still_add_up(
     await mq.put_many("orders", [b"x"] * count)
     assert node.recording is not None
     [replica] = node.replicas.values()
-    watch = replica.holding.watch
+    watch = replica.context.watch
     assert watch is not None
     assert sum(map(len, watch.segments.values())) <= WATCHED_MAX
 

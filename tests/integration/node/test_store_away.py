@@ -52,7 +52,7 @@ async def test_puts_go_on_while_a_store_is_away_and_nothing_of_it_is_lost(
     for number in range(50):
         await mq.put("orders", b"after %d" % number)
     assert bytes((await consumer.get("plain")).payload) == b"another queue"
-    await eventually_async(lambda: not node.replicas[there.queue_id].holding.may_deliver())
+    await eventually_async(lambda: not node.replicas[there.queue_id].context.may_deliver())
 
     other_server.start()
     await asyncio.gather(*hanging)

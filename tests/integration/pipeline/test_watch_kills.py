@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import watch_lives
 from lake_of import NOON, LakeOf
-from places import SUPPORT
+from pyspark.sql import SparkSession
+from watch_lives import watch_once
 
 from tidegate.core.runtime import CRASH_VARIABLE
 from tidegate.pipeline.watch import query_progress
@@ -39,11 +41,18 @@ WAYS = ("after-watch-batch:1", "before-watch-batch:1", "")
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "kills", [len(WAYS), pytest.param(10, marks=pytest.mark.only_with_all)], ids="{} kills".format
+    ("kills", "minutes_per_file"),
+    [
+        pytest.param(1, 3, id="1 kill"),
+        pytest.param(len(WAYS), 1, id="3 kills", marks=pytest.mark.only_with_all),
+        pytest.param(10, 1, id="10 kills", marks=pytest.mark.only_with_all),
+    ],
 )
-def test_kills_in_mid_batch_change_nothing(lake_of: LakeOf, tmp_path: Path, kills: int) -> None:
-    # Given a file for each minute, two of them breaches, and a rate that jumps.
-    for minute in range(MINUTES):
+def test_kills_in_mid_batch_change_nothing(
+    lake_of: LakeOf, spark: SparkSession, tmp_path: Path, kills: int, minutes_per_file: int
+) -> None:
+    # Given files of a few minutes, two minutes of them breaches, and a rate that jumps.
+    for first in range(0, MINUTES, minutes_per_file):
         rows = [
             {
                 "at": NOON + timedelta(minutes=minute, seconds=second),
@@ -52,6 +61,7 @@ def test_kills_in_mid_batch_change_nothing(lake_of: LakeOf, tmp_path: Path, kill
                 "put": 500 if minute < 8 else 2500,
                 "acked": 100 if minute in (3, 4) else 500,
             }
+            for minute in range(first, first + minutes_per_file)
             for second in range(5, 60, 5)
             for queue in ("orders", "mails")
         ]
@@ -61,11 +71,11 @@ def test_kills_in_mid_batch_change_nothing(lake_of: LakeOf, tmp_path: Path, kill
     lake = str(lake_of.folder)
 
     # When a watcher takes a file a batch, and is killed again and again; the last one is left
-    # alone, and takes the rest at once. Another one, in its Spark, takes everything in one pass.
+    # alone, and takes the rest at once. Another one takes everything in one pass.
     for way in islice(cycle(WAYS), kills):
         assert live(lake, agreement, way, tmp_path / "killed") == -signal.SIGKILL
-    folders = (tmp_path / "killed", tmp_path / "once")
-    assert live(lake, agreement, "never", *folders, files_max=MINUTES) == 0
+    for folder in ("killed", "once"):
+        watch_once(spark, lake, agreement, tmp_path / folder, MINUTES)
 
     # Then it has found what one pass finds, each window once, and has read as much.
     once, again = (found_in(tmp_path / folder) for folder in ("once", "killed"))
@@ -91,18 +101,15 @@ def found_in(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def live(lake: str, agreement: Path, way: str, *folders: Path, files_max: int = 1) -> int:
-    """One life of a watcher, and how it ended."""
+def live(lake: str, agreement: Path, way: str, folder: Path) -> int:
+    """One life of a watcher in a process of its own, and how it ended."""
     environment = {name: value for name, value in os.environ.items() if name != CRASH_VARIABLE}
     # What the killed leave behind goes with the test.
     environment["TMPDIR"] = str(agreement.parent)
     if ":" in way:
         environment[CRASH_VARIABLE] = way
     process = subprocess.Popen(
-        [
-            *(sys.executable, SUPPORT / "watch_lives.py"),
-            *(lake, agreement, str(files_max), *folders),
-        ],
+        [sys.executable, watch_lives.__file__, lake, agreement, folder],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,

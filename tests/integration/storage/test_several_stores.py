@@ -531,16 +531,16 @@ async def test_a_store_that_is_away_takes_only_its_replicas_with_it(
     here, there = await fleet.serve(), await fleet.serve()
     assert there.store_number == 1
     await fleet.put(there.queue_id, 10)
-    standing = store.standing(there.queue_id)
+    standing = store.membership_epoch(there.queue_id)
     assert standing is not None
     version = await store.topology_version()
 
     other_server.stop()
     assert await store.renew(fleet.member_id, 60.0), "the catalogue is there"
     clock.turn(60.0)
-    assert store.standing(there.queue_id) is None
+    assert store.membership_epoch(there.queue_id) is None
 
-    assert store.standing(here.queue_id) is not None
+    assert store.membership_epoch(here.queue_id) is not None
     assert await fleet.put(here.queue_id, 10)
     with pytest.raises(Unavailable):
         await fleet.put(there.queue_id, 20)
@@ -567,7 +567,7 @@ async def test_a_store_that_is_away_takes_only_its_replicas_with_it(
 
     other_server.start()
     await store.renew(fleet.member_id, 60.0)
-    await eventually_async(lambda: store.standing(there.queue_id) == standing)
+    await eventually_async(lambda: store.membership_epoch(there.queue_id) == standing)
     assert await store.finish_moves(here.queue_id, fleet.epochs[here.queue_id]) == 1
     assert [each.first_id for each in await fleet.stored(here.queue_id)] == [10]
     assert [each.first_id for each in await fleet.stored(there.queue_id)] == [10]
@@ -583,7 +583,7 @@ async def test_who_was_declared_dead_in_one_store_knows_what_it_has_lost(
 ) -> None:
     store = fleet.store
     here, there = await fleet.serve(), await fleet.serve()
-    standing = store.standing(there.queue_id)
+    standing = store.membership_epoch(there.queue_id)
     await backing.stores[there.store_number].declare_dead(fleet.member_id)
     rival = backing.store()
     await rival.open()
@@ -592,9 +592,9 @@ async def test_who_was_declared_dead_in_one_store_knows_what_it_has_lost(
     assert await rival.claim(here.queue_id, second) is None
 
     assert await store.renew(fleet.member_id, 60.0)
-    await eventually_async(lambda: store.standing(there.queue_id) != standing)
+    await eventually_async(lambda: store.membership_epoch(there.queue_id) != standing)
 
-    assert store.standing(here.queue_id) == 0
+    assert store.membership_epoch(here.queue_id) == 0
     assert not await fleet.put(there.queue_id, 1)
     assert await fleet.put(here.queue_id, 1)
     await rival.close()

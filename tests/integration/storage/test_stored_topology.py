@@ -56,7 +56,7 @@ async def test_a_spoiled_queue_is_served_and_mended_and_the_others_never_notice(
                where queue_name = 'spoiled'"""
         )
 
-    await node.aliases.look(again=True)
+    await node.aliases.poll(again=True)
     assert (await mq.topology("orders")).scaling.steering is ControlMode.AUTO
     spoiled = (await mq.topology("spoiled")).scaling
     assert (spoiled.steering, spoiled.worker) == (ControlMode.RECOMMEND, "shop.jobs:app")

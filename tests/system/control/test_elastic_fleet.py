@@ -22,8 +22,9 @@ from tidegate.core.machines import MachineInfo, MachineState
 from tidegate.storage.postgres.store import PostgresStore
 from tidegate_lab.faults.deployment import Deployment, deployed
 
-# A machine is some processes, which take their time to start beside everything else.
-pytestmark = pytest.mark.timeout(240)
+# A machine is some processes, which take their time to start beside everything else. In `make test`
+# the demo shows the same in one story with more.
+pytestmark = [pytest.mark.timeout(240), pytest.mark.only_with_all]
 PATIENCE_S = 90.0
 
 SETTINGS = """

@@ -30,8 +30,12 @@ def test_every_example_is_run_and_has_its_line() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("orders", "thumbnails", "web_app"),
-        "spark_job",
+        "orders",
+        *(
+            pytest.param(name, marks=pytest.mark.only_with_all)
+            for name in LAST_WORDS
+            if name != "orders"
+        ),
     ],
 )
 def test_an_example_tells_its_story_and_leaves_nothing_behind(name: str, folder: Path) -> None:

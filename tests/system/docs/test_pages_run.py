@@ -22,8 +22,6 @@ PAGES = {
     HOW_TO / "three-machines.md": 1,
 }
 RUN_LANGUAGES = {"sh", "python", "toml"}
-# A reader's `learn` runs all jobs; `test_learn_command` runs them on a Spark that runs already.
-ONE_JOB = {"tidegate learn": "tidegate learn --only compliance"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -38,17 +36,14 @@ def test_what_is_not_run_is_rare_and_has_its_reason(page: Path) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("page", "names"),
+    "page",
     [
-        pytest.param(README, {}, id="README.md"),
-        pytest.param(TUTORIAL, ONE_JOB, id="tutorial.md"),
-        pytest.param(TUTORIAL, {}, id="tutorial.md, all jobs", marks=pytest.mark.only_with_all),
+        pytest.param(README, id="README.md"),
+        pytest.param(TUTORIAL, id="tutorial.md", marks=pytest.mark.only_with_all),
     ],
 )
-def test_a_reader_who_does_what_the_page_says_gets_to_its_end(
-    page: Path, names: dict[str, str], folder: Path
-) -> None:
-    reader = Reader(folder, names)
+def test_a_reader_who_does_what_the_page_says_gets_to_its_end(page: Path, folder: Path) -> None:
+    reader = Reader(folder)
     try:
         reader.read(page)
     finally:

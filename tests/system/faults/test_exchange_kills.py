@@ -53,7 +53,7 @@ class Siblings:
 
         async def answer() -> Response | None:
             with contextlib.suppress(RetryLater):
-                return await self.link.ask(packet, None if body is None else [body])
+                return await self.link.request(packet, None if body is None else [body])
             return None
 
         answered = await eventually_async(answer, f"an answer to {packet}")
@@ -81,7 +81,7 @@ async def is_handed_to(address: str, queue_id: int, link: Transport, store: Post
     living = (m for m in await store.members() if m.alive and m.address == address)
     with contextlib.suppress(RetryLater, CallerError):
         for member in living:
-            await link.ask(SetOwner(queue_id, member.member_id))
+            await link.request(SetOwner(queue_id, member.member_id))
     return False
 
 
@@ -96,7 +96,7 @@ async def made(
     )
     host, port = parse_url(node.address)[0]
     link = await Transport.open(host, port, lambda *_: None, lambda _: None, 10.0)
-    await link.ask(RegisterClient(f"asker-{name}", ClientMode.ADMIN))
+    await link.request(RegisterClient(f"asker-{name}", ClientMode.ADMIN))
     ids: list[int] = []
 
     async def epoch_of_leader() -> int | None:
@@ -146,7 +146,7 @@ def test_a_message_is_at_one_replica_whoever_dies_when(
 
             async def is_dead() -> bool:
                 with contextlib.suppress(RetryLater, CallerError):
-                    await siblings.link.ask(Pull(siblings.taker, siblings.giver, 5))
+                    await siblings.link.request(Pull(siblings.taker, siblings.giver, 5))
                 await is_handed_to(victim.address, of_victim, siblings.link, store)
                 return victim.process.poll() is not None
 

@@ -33,21 +33,31 @@ def judged(*points: str) -> SuccessionReport:
 
 
 # When the leaders have died, machines do, while they let their workers go.
-RUNS = {
+EVERY_STEP = {
     "in": (SCALE_IN, "before-worker-told"),
     "halt": (HALT, "after-worker-told"),
     "out": (SCALE_OUT, "after-worker-gone"),
 }
+# One step of each kind: what is stored before it is done, and what is done before it is stored.
+IN_BRIEF = (
+    *("after-boot-row", "after-replica-added"),
+    *("after-shares", "before-migrate", "before-retire"),
+    *("after-halt-row",),
+)
+RUNS = {"in brief": (IN_BRIEF, "after-worker-told"), **EVERY_STEP}
 
 
 def test_every_step_has_its_death() -> None:
-    of_leaders, of_machines = zip(*RUNS.values(), strict=True)
+    of_leaders, of_machines = zip(*EVERY_STEP.values(), strict=True)
     assert sorted(point for points in of_leaders for point in points) == sorted(STEERING_POINTS)
     assert sorted(of_machines) == sorted(MACHINE_POINTS)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(
+    "run",
+    ["in brief", *(pytest.param(run, marks=pytest.mark.only_with_all) for run in EVERY_STEP)],
+)
 def test_what_a_leader_or_a_machine_leaves_half_done_the_next_one_ends(run: str) -> None:
     of_leaders, of_machines = RUNS[run]
 

@@ -52,7 +52,7 @@ PATIENT: dict[str, Any] = {
     "confirms_min": 1001,
 }
 # A short storm that hits each kind of victim, and a long one of which nobody knows the course.
-SHORT = StormOptions(events=8, hasty=0.3, seed=SEED, **PATIENT)
+SHORT = StormOptions(events=6, hasty=0.3, rate_per_s=75.0, seed=SEED, **PATIENT)
 LONG = StormOptions(events=30, **PATIENT)
 
 

@@ -99,7 +99,7 @@ def test_workers_end_without_those_whom_they_have_started(
         workers = ReplicaWorkers("orders#1", "helped_jobs:app", 1, 0.1)
         await workers.adjust(1, NODE, {})
         await eventually_async(helper.exists)
-        await workers.end()
+        await workers.stop()
         assert workers.are_gone
 
     _have_jobs(monkeypatch, helper.parent)
@@ -116,7 +116,7 @@ def test_a_worker_that_not_even_a_kill_ends_is_left_behind(
         workers = ReplicaWorkers("orders#1", "helped_jobs:app", 1, 0.1)
         await workers.adjust(1, NODE, {})
         await eventually_async(helper.exists)
-        await workers.end()
+        await workers.stop()
         assert [one.exit_code for one in deaf] == [None]
         for one in deaf:
             kill(one)

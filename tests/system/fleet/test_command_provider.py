@@ -324,7 +324,7 @@ async def test_after_a_failed_boot_no_other_machine_is_ordered_for_a_while(
     with pytest.raises(Unavailable, match=r"1 machines could not be booted.*did not join within"):
         await leader.fleet.boot(1, "blue", leader.epoch)
 
-    await leader.fleet.stand_down()
+    await leader.fleet.reset()
     # Whoever leads next tries it anew.
     assert await leader.fleet.boot(1, "blue", leader.epoch)
 

@@ -65,7 +65,7 @@ async def machine(tmp_path: Path) -> AsyncIterator[OneMachine]:
     made = OneMachine(tmp_path / "data")
     await made.start()
     yield made
-    await made.hosted.end()
+    await made.hosted.stop()
 
 
 async def test_a_new_version_is_started_beside_the_old_one_and_a_broken_one_leaves_it_alone(
@@ -114,7 +114,7 @@ async def test_a_machine_that_ends_says_so_before_it_closes_and_lets_them_answer
     slow = asyncio.create_task(body_of(address, "/slow"))
     await eventually_async((code / "begun").exists)
 
-    ending = asyncio.create_task(machine.hosted.end())
+    ending = asyncio.create_task(machine.hosted.stop())
 
     async def told() -> Instance | None:
         (one,) = await machine.store.instances()

@@ -28,7 +28,7 @@ async def started(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Started]:
     monkeypatch.setenv("PYTHONPATH", f"{SUPPORT}:{os.environ.get('PYTHONPATH', '')}")
     yield start
     for workers in there:
-        await workers.end()
+        await workers.stop()
 
 
 async def trouble_of(workers: ReplicaWorkers) -> str:

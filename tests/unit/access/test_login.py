@@ -122,18 +122,18 @@ async def test_nothing_is_done_for_who_stops_halfway_through_a_login(node: Node)
     link = await open_link(node)
     for packet in (RegisterClient("me"), IdentifyClient(1), ActFor("ann")):
         with pytest.raises(NotAuthenticated):
-            await link.ask(packet)
-    await link.ask(Authenticate("n,,n=ann,r=abcdef"))
+            await link.request(packet)
+    await link.request(Authenticate("n,,n=ann,r=abcdef"))
     for packet in (RegisterClient("me"), IdentifyClient(1), ActFor("ann")):
         with pytest.raises(NotAuthenticated):
-            await link.ask(packet)
+            await link.request(packet)
     for packet in (GetQueues(), CreateQueue("mine"), Stats()):
         with pytest.raises(UnexpectedPacket):
-            await link.ask(packet)
+            await link.request(packet)
     with pytest.raises(UnexpectedPacket, match="once"):
-        await link.ask(Authenticate("n,,n=ann,r=abcdef"))
+        await link.request(Authenticate("n,,n=ann,r=abcdef"))
     with pytest.raises(NotAuthenticated):
-        await link.ask(Prove("c=biws,r=abcdef,p=AAAA"))
+        await link.request(Prove("c=biws,r=abcdef,p=AAAA"))
     await eventually_async(lambda: not link.alive)
     assert await node.store.list_queues() == []
 
@@ -145,7 +145,7 @@ async def test_a_client_cannot_act_for_others_or_log_in_twice(node: Node, connec
     link = await bob.connected()
     for packet in (ActFor("ann"), ActFor(None), Authenticate("n,,n=ann,r=abc"), Prove("")):
         with pytest.raises(UnexpectedPacket):
-            await link.ask(packet)
+            await link.request(packet)
     with pytest.raises(Forbidden):
         await bob.create_queue("orders")
 
@@ -244,8 +244,8 @@ async def test_who_takes_messages_and_does_not_read_them_is_hung_up_on(
     mq = await connect(node)
     await mq.create_queue("orders")
     link = await open_link(node)
-    await link.ask(RegisterClient("slow"))
-    await link.ask(Subscribe(1, 1, 1000))
+    await link.request(RegisterClient("slow"))
+    await link.request(Subscribe(1, 1, 1000))
     assert link._transport is not None
     link._transport.pause_reading()
     for _ in range(20):

@@ -216,7 +216,7 @@ async def test_a_verb_is_served_where_its_role_was_granted_and_nowhere_else(
             packet = make(queue_id, name)
             refusal, answer = None, b""
             try:
-                answer = bytes((await link.ask(packet, body)).body)
+                answer = bytes((await link.request(packet, body)).body)
             except TidegateError as error:
                 refusal = error
             allowed = which == "own" and satisfies(role, need)
@@ -390,7 +390,7 @@ async def test_a_mode_narrows_a_role_and_never_widens_it(
         outcome = []
         for packet in (CreateQueue(f"of {node.name}"), SetOwner(1, 1)):
             try:
-                await link.ask(packet)
+                await link.request(packet)
                 outcome.append(True)
             except TidegateError:
                 outcome.append(False)

@@ -66,7 +66,7 @@ class Handler:
         for _ in range(samples):
             for _ in range(round(SAMPLE_S / TICK_S)):
                 self._until(self.now + TICK_S)
-                self.credit.look(self.now)
+                self.credit.poll(self.now)
                 self.consumer.prefetch = self.credit.wanted(self.level, self.now)
                 self._deliver(self.now)
             found.append(self.credit.sense(self.now))
@@ -193,7 +193,7 @@ def test_the_mean_of_what_was_set_counts_as_prefetch() -> None:
 def test_a_consumer_is_told_of_real_changes_only() -> None:
     handler = Handler(1, 0.01, False, 20)
     for level in (20.4, 19.2, 21.0, 21.9, 22.8, 22.1, 1.0, 1.4):
-        handler.credit.tell(level)
+        handler.credit.notify_consumer(level)
     assert handler.line.told == [23, 1, 2]
 
 

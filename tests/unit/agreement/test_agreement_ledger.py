@@ -33,8 +33,8 @@ def waited(at_s: float, wait_s: float) -> AgreementSample:
 def test_a_window_is_judged_when_it_is_over() -> None:
     ledger = AgreementLedger(promised())
 
-    assert ledger.take(waited(3.0, 1.0)) == []
-    assert ledger.take(waited(9.9, 7.0)) == []
+    assert ledger.add_sample(waited(3.0, 1.0)) == []
+    assert ledger.add_sample(waited(9.9, 7.0)) == []
     assert ledger.advance(9.9) == []
     [entry] = ledger.advance(10.0)
 
@@ -47,23 +47,23 @@ def test_a_window_is_judged_when_it_is_over() -> None:
 
 def test_the_first_sample_of_the_next_window_closes_the_one_before() -> None:
     ledger = AgreementLedger(promised())
-    ledger.take(waited(3.0, 1.0))
+    ledger.add_sample(waited(3.0, 1.0))
 
-    [entry] = ledger.take(waited(10.0, 7.0))
+    [entry] = ledger.add_sample(waited(10.0, 7.0))
     assert (entry.window.begins_s, entry.window.verdict) == (0.0, Verdict.MET)
 
     # Too late to be counted, and not forgotten either.
-    assert ledger.take(waited(9.0, 7.0)) == []
+    assert ledger.add_sample(waited(9.0, 7.0)) == []
     assert ledger.late_samples == 1
 
 
 def test_who_comes_late_is_waited_for_if_one_says_so() -> None:
     ledger = AgreementLedger(promised(), lateness_s=2.0)
-    ledger.take(waited(3.0, 1.0))
+    ledger.add_sample(waited(3.0, 1.0))
 
-    assert ledger.take(waited(11.0, 1.0)) == []
-    assert ledger.take(waited(9.0, 7.0)) == []
-    [entry] = ledger.take(waited(12.0, 1.0))
+    assert ledger.add_sample(waited(11.0, 1.0)) == []
+    assert ledger.add_sample(waited(9.0, 7.0)) == []
+    [entry] = ledger.add_sample(waited(12.0, 1.0))
 
     assert (entry.window.samples, entry.window.verdict) == (2, Verdict.BREACHED)
     assert ledger.late_samples == 0
@@ -74,7 +74,9 @@ def test_one_by_one_comes_to_the_same_as_all_at_once() -> None:
     samples = [waited(at_s / 3.0, chance.uniform(0.0, 7.0)) for at_s in range(900)]
     ledger = AgreementLedger(agreement)
 
-    entries: list[LedgerEntry] = [entry for sample in samples for entry in ledger.take(sample)]
+    entries: list[LedgerEntry] = [
+        entry for sample in samples for entry in ledger.add_sample(sample)
+    ]
     entries += ledger.advance(math.inf)
 
     assert [entry.window for entry in entries] == [
@@ -87,13 +89,13 @@ def test_one_by_one_comes_to_the_same_as_all_at_once() -> None:
 def test_a_budget_survives_a_restart_and_another_number_of_replicas() -> None:
     agreement = promised()
     ledger = AgreementLedger(agreement)
-    ledger.take(waited(1.0, 7.0))
+    ledger.add_sample(waited(1.0, 7.0))
     ledger.advance(10.0)
 
     more = promised("replicas = { min = 2, max = 9 }")
     assert terms_of(more) == terms_of(agreement) == ledger.history.terms
     again = AgreementLedger(more, ledger.history)
-    again.take(waited(11.0, 7.0))
+    again.add_sample(waited(11.0, 7.0))
     [entry] = again.advance(20.0)
 
     assert math.isclose(entry.standing.budget_left, 0.6)
@@ -115,7 +117,7 @@ def test_what_is_remembered_stays_small() -> None:
     )
     history = AgreementHistory.of(agreement)
     for minute in range(40 * 24 * 60 // 7):
-        history.take(agreement, 420.0 * minute, Verdict.MET)
+        history.add_window(agreement, 420.0 * minute, Verdict.MET)
 
     # Six hours by the minute, four weeks by the hour.
     assert len(history.minutes) <= 6 * 60 + 2
@@ -130,7 +132,7 @@ def test_a_clock_that_was_ahead_and_is_set_back_hides_nothing(ahead_for_s: int) 
         is_ahead = second < ahead_for_s
         clock_s = 10_000.0 + second + (3600.0 if is_ahead else 0.0)
         ledger.set_clock(clock_s)
-        entries += ledger.take(waited(clock_s, 1.0 if is_ahead else 7.0))
+        entries += ledger.add_sample(waited(clock_s, 1.0 if is_ahead else 7.0))
         newest = ledger.so_far()
         assert newest is None or newest.begins_s <= clock_s
 

@@ -281,7 +281,7 @@ def test_what_begins_and_ends_is_told_once() -> None:
     for number, wait_s in enumerate(waits_s):
         times = {} if wait_s is None else {"wait": [(wait_s, 1.0)]}
         window = judge_window(WAIT, 10.0 * number, [AgreementSample(10.0 * number, times=times)])
-        told += [(number, event) for event in violations.take(window)]
+        told += [(number, event) for event in violations.add_window(window)]
 
     assert [(number, event.turn) for number, event in told] == [
         (1, Transition.WARNED),
@@ -293,7 +293,7 @@ def test_what_begins_and_ends_is_told_once() -> None:
     assert (breached.begins_s, breached.ends_s, breached.windows_before) == (30.0, 40.0, 2)
     assert "wait_p90 was 7s" in breached.evidence
     assert kept.worst == 9.0
-    assert violations.stands["wait_p90"] is Verdict.MET
+    assert violations.last_verdicts["wait_p90"] is Verdict.MET
 
 
 def test_a_budget_is_used_up_by_windows_and_an_alarm_rings_on_both_spans() -> None:
@@ -303,11 +303,11 @@ def test_a_budget_is_used_up_by_windows_and_an_alarm_rings_on_both_spans() -> No
     )
     history = AgreementHistory.of(promised)
     for minute in range(60):
-        standing = history.take(promised, 60.0 * (minute + 1), Verdict.MET)
+        standing = history.add_window(promised, 60.0 * (minute + 1), Verdict.MET)
     assert (standing.budget_left, standing.alarm) == (1.0, None)
 
     for minute in range(60, 67):
-        standing = history.take(promised, 60.0 * (minute + 1), Verdict.BREACHED)
+        standing = history.add_window(promised, 60.0 * (minute + 1), Verdict.BREACHED)
 
     assert standing.budget_left == pytest.approx(1.0 - 7.0 / 14.4)
     # Seven of the last sixty, and all of the last five: 11.7 times too fast, and 100 times.
@@ -318,10 +318,10 @@ def test_a_budget_is_used_up_by_windows_and_an_alarm_rings_on_both_spans() -> No
     assert standing.alarm is None
 
     for minute in range(67, 69):
-        standing = history.take(promised, 60.0 * (minute + 1), Verdict.BREACHED)
+        standing = history.add_window(promised, 60.0 * (minute + 1), Verdict.BREACHED)
     assert standing.alarm == "fast"
     for minute in range(69, 75):
-        standing = history.take(promised, 60.0 * (minute + 1), Verdict.MET)
+        standing = history.add_window(promised, 60.0 * (minute + 1), Verdict.MET)
     # Over: the short span says so at once.
     assert standing.alarm is None
 
@@ -361,9 +361,9 @@ def test_what_passes_the_check_is_judged_whatever_is_measured(
     for begins_s, found in windows_of(promised, measured):
         window = judge_window(promised, begins_s, found)
         assert isinstance(window.evidence, list)
-        violations.take(window)
+        violations.add_window(window)
         if abs(window.ends_s) < 1e15:
-            assert history.take(promised, window.ends_s, window.verdict).budget_left <= 1.0
+            assert history.add_window(promised, window.ends_s, window.verdict).budget_left <= 1.0
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(1, 100)), min_size=1))

@@ -26,7 +26,7 @@ def sample(at_s: float, response_s: float) -> AgreementSample:
 
 def test_the_next_leader_goes_on_with_the_budget_of_the_last() -> None:
     first = AgreementLedger(SHOP)
-    first.take(sample(1.0, 2.0))
+    first.add_sample(sample(1.0, 2.0))
     (breached,) = first.advance(5.0)
     document = StoredAgreementStatus.of(
         SHOP, breached, first.history, "one instance more"
@@ -39,7 +39,7 @@ def test_the_next_leader_goes_on_with_the_budget_of_the_last() -> None:
     assert kept.standing == breached.standing
     assert "response_p95 was 2s" in kept.promises[0].evidence
     second = AgreementLedger(SHOP, kept.history)
-    second.take(sample(6.0, 0.1))
+    second.add_sample(sample(6.0, 0.1))
     (met,) = second.advance(10.0)
     assert met.standing.last_hour.breached == 1
     assert met.standing.budget_left == breached.standing.budget_left
@@ -47,7 +47,7 @@ def test_the_next_leader_goes_on_with_the_budget_of_the_last() -> None:
 
 def test_an_agreement_that_nobody_judges_any_more_is_silent() -> None:
     ledger = AgreementLedger(SHOP)
-    ledger.take(sample(1.0, 0.1))
+    ledger.add_sample(sample(1.0, 0.1))
     (met,) = ledger.advance(5.0)
     kept = StoredAgreementStatus.of(SHOP, met, ledger.history)
 

@@ -69,7 +69,7 @@ def test_on_a_terminal_it_draws_what_fits(tmp_path: Path, width: int, height: in
     output.on_terminal = True
     view = DemoView(output, io.StringIO(), told.chapters)
     now, course = moment(4, machine(1, MachineState.UP)), MetricHistory()
-    course.take(now)
+    course.add(now)
 
     with view.showing():
         view.begin(told.burst)

@@ -26,13 +26,13 @@ def test_each_change_is_told_once() -> None:
     rollout = Rollout(SERVICE)
     starting = [instance(1, InstanceState.STARTING)]
 
-    assert rollout.look(SERVICE, starting) == ["instance 1 of version 2 starts on machine 1"]
-    assert rollout.look(SERVICE, starting) == []
+    assert rollout.poll(SERVICE, starting) == ["instance 1 of version 2 starts on machine 1"]
+    assert rollout.poll(SERVICE, starting) == []
     serving = [instance(1, InstanceState.READY)]
-    assert rollout.look(SERVICE, serving) == ["instance 1 of version 2 serves at 127.0.0.1:9001"]
+    assert rollout.poll(SERVICE, serving) == ["instance 1 of version 2 serves at 127.0.0.1:9001"]
     short = msgspec.structs.replace(SERVICE, detail="there is no slot left")
-    assert rollout.look(short, serving) == ["there is no slot left"]
-    assert rollout.look(SERVICE, []) == ["instance 1 has ended"]
+    assert rollout.poll(short, serving) == ["there is no slot left"]
+    assert rollout.poll(SERVICE, []) == ["instance 1 has ended"]
 
 
 def test_a_version_is_there_when_the_old_one_is_gone() -> None:
@@ -71,7 +71,7 @@ def test_a_version_that_does_not_come_up_has_failed_while_the_old_one_serves() -
     old = instance(1, InstanceState.READY, version=1)
     for number in range(2, 2 + FAILURES_MAX):
         assert rollout.progress(SERVICE, [old]) is RolloutState.UNDER_WAY
-        rollout.look(SERVICE, [old, instance(number, InstanceState.FAILED, detail="no database")])
+        rollout.poll(SERVICE, [old, instance(number, InstanceState.FAILED, detail="no database")])
 
     assert rollout.progress(SERVICE, [old]) is RolloutState.FAILED
     assert rollout.trouble.endswith("of version 2 failed: no database")
@@ -81,7 +81,7 @@ def test_a_version_that_the_leader_has_given_up_has_failed() -> None:
     rollout = Rollout(SERVICE)
     given_up = msgspec.structs.replace(SERVICE, detail="version 2 does not start: no database")
     old = [instance(1, InstanceState.READY, version=1)]
-    rollout.look(given_up, old)
+    rollout.poll(given_up, old)
 
     assert rollout.progress(given_up, old) is RolloutState.FAILED
     assert rollout.trouble == "version 2 does not start: no database"

@@ -40,7 +40,7 @@ breach = "1s"
 def kept(response_s: float, doing: str = "") -> StoredAgreementStatus:
     agreement = parse_agreement(DOCUMENT, "shop.toml")
     ledger = AgreementLedger(agreement)
-    ledger.take(
+    ledger.add_sample(
         AgreementSample(1.0, accepted=10, served=10, times={"response": [(response_s, 10)]})
     )
     (entry,) = ledger.advance(5.0)

@@ -39,14 +39,14 @@ def test_everything_the_async_client_does_is_there() -> None:
         "reconnect_s",
         "ask",
         "is_elastic",
-        "look_again",
+        "refresh_plain_queues",
         "next_consumer",
         "note_queue",
         "outage",
         "generation",
         "has_leg",
     }
-    internal |= {"adopt_policy", "outbox", "spread_over"}
+    internal |= {"adopt_policy", "producer_of", "spread_over"}
     public = {
         name
         for name, member in inspect.getmembers(Client)

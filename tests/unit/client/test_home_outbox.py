@@ -44,10 +44,10 @@ class Home:
             client=client,
             queue="orders",
             queue_id=1,
-            home=lambda index, may_be_alias: self.at,
-            away=lambda *_, **__: None,
-            answered=lambda *_: None,
-            fate=self._fate,
+            assigned_replica=lambda index, may_be_alias: self.at,
+            on_replica_away=lambda *_, **__: None,
+            on_replica_answered=lambda *_: None,
+            batch_result=self._fate,
         )
         self.outbox = AssignedReplicaProducer(spread, 0, may_wait_at_alias=False)
 
@@ -64,7 +64,7 @@ class Home:
 
     def put(self) -> asyncio.Future[int]:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.outbox.take(PendingMessages([b"x"], [future], None))
+        self.outbox.add_pending(PendingMessages([b"x"], [future], None))
         return future
 
     async def answer(self, answer: Packet | TidegateError) -> tuple[int, int]:

@@ -71,7 +71,9 @@ async def test_a_breached_agreement_is_the_one_thing_that_needs_attention(
     agreement = parse_agreement(AGREEMENT, "shop.toml")
     ledger = AgreementLedger(agreement)
     now = time.time() // 5.0 * 5.0
-    ledger.take(AgreementSample(now - 1.0, accepted=10, served=10, times={"response": [(2.0, 10)]}))
+    ledger.add_sample(
+        AgreementSample(now - 1.0, accepted=10, served=10, times={"response": [(2.0, 10)]})
+    )
     (*_, entry) = ledger.advance(now)
     kept = StoredAgreementStatus.of(agreement, entry, ledger.history, "1 instance more")
     await node.store.keep_standing("bookshop", kept.to_json(), epoch)

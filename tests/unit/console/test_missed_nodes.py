@@ -7,30 +7,30 @@ from tidegate.console.snapshot import MISSED_S, MissingNodes
 
 def test_a_node_that_died_is_missed_for_a_while_and_until_it_is_back() -> None:
     nodes = MissingNodes()
-    nodes.take(["one", "two"], 10.0)
-    nodes.take(["one"], 11.0)
+    nodes.update(["one", "two"], 10.0)
+    nodes.update(["one"], 11.0)
     assert nodes.is_to_ask(11.0)
     # Its lease has not lapsed yet.
     nodes.listed({"one", "two"}, 11.0)
     assert nodes.names(11.0) == ["two"]
 
     # Others have taken its queues, and its place on the list.
-    nodes.take(["one"], 14.0)
+    nodes.update(["one"], 14.0)
     assert not nodes.is_to_ask(14.0)
     nodes.listed({"one"}, 14.0)
     assert nodes.names(14.0) == ["two"]
 
-    nodes.take(["one", "two"], 15.0)
+    nodes.update(["one", "two"], 15.0)
     assert nodes.names(15.0) == []
 
-    nodes.take(["one"], 15.0 + MISSED_S)
+    nodes.update(["one"], 15.0 + MISSED_S)
     assert nodes.names(15.0 + MISSED_S) == []
 
 
 def test_a_node_that_has_left_is_not_missed() -> None:
     nodes = MissingNodes()
-    nodes.take(["one", "two"], 10.0)
-    nodes.take(["one"], 11.0)
+    nodes.update(["one", "two"], 10.0)
+    nodes.update(["one"], 11.0)
     nodes.listed({"one"}, 11.0)
 
     assert nodes.names(11.0) == []

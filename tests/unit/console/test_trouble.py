@@ -32,14 +32,14 @@ from tidegate.fleet.processes import SupervisedProcess, console_spec
 def _hang(monkeypatch: pytest.MonkeyPatch, node: Node, asked: list[str]) -> asyncio.Event:
     """The node has no figures until the event: as one that was stopped."""
     goes_on = asyncio.Event()
-    real = node.figures.of_cluster
+    real = node.stats.of_cluster
 
     async def hanging(*given: Any, **named: Any) -> Any:
         asked.append("figures")
         await goes_on.wait()
         return await real(*given, **named)
 
-    monkeypatch.setattr(node.figures, "of_cluster", hanging)
+    monkeypatch.setattr(node.stats, "of_cluster", hanging)
     return goes_on
 
 

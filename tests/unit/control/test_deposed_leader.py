@@ -19,8 +19,8 @@ async def test_run_once_leads_no_more_when_the_first_order_of_an_epoch_is_refuse
         steering = ControlLoops(
             node.store,
             lambda: node.member_id,
-            NativeSensor(node.store.members, node.neighbours.asked),
-            NativeActuator(node.store, node.neighbours.ask),
+            NativeSensor(node.store.members, node.node_clients.request_with_body),
+            NativeActuator(node.store, node.node_clients.request),
         )
 
         async def refuse(*_: Any) -> None:

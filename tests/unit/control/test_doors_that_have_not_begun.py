@@ -18,12 +18,12 @@ def test_a_service_that_starts_slowly_raises_no_alarm_and_one_that_has_begun_doe
             sample = DoorSample(
                 service="shop", door="d", at=at, address=ADDRESS, has_begun=has_begun
             )
-            reader.take([sample], at)
+            reader.read([sample], at)
             reading = reader.reading(at)
             if reading is not None:
                 disagreements.follow(reading)
             refused = ProbeSample(at, ADDRESS, 0.01, 503, "it answered 503")
-            said = disagreements.take(refused, at, is_silent=False, is_bounded=False)
+            said = disagreements.update(refused, at, is_silent=False, is_bounded=False)
             told += [said] if said else []
         return told
 

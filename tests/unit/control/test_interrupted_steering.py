@@ -45,7 +45,7 @@ async def test_a_cancellation_that_a_library_swallows_ends_the_steerer(
     class Sensor:
         def __init__(self, *_: object) -> None: ...
 
-        async def look(self, *_: object) -> Any:
+        async def poll(self, *_: object) -> Any:
             asked.set()
             try:
                 await asyncio.Event().wait()

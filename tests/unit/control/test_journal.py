@@ -95,7 +95,7 @@ def test_what_a_worker_said_is_told_once_and_not_with_every_death() -> None:
         here = MachineInfo(
             machine_id=7, provider="process", slots=2, state=MachineState.UP, detail=detail
         )
-        return words.of("orders", waiting, [here], now)
+        return words.errors_of("orders", waiting, [here], now)
 
     said = "orders#2: worker shop.jobs:app ended with code 1: No module named 'shop'"
     assert told("", 0.0) == []

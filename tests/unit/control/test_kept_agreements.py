@@ -792,19 +792,19 @@ async def test_a_leader_that_dies_at_any_order_leaves_nothing_half_done(
     is_done: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every second order is a leader's last: it dies before it, or right after it."""
-    carry_out, orders = HostedServiceLoop._carry_out, []
+    execute, orders = HostedServiceLoop._execute, []
 
     async def dies(
         self: HostedServiceLoop, spec: ServiceSpec, action: AnyAction, epoch: int
     ) -> None:
         orders.append(action)
         if is_done or len(orders) % 2:
-            await carry_out(self, spec, action, epoch)
+            await execute(self, spec, action, epoch)
         if not len(orders) % 2:
             raise Unavailable("this leader is no more")
 
     plant = await busy(20, 10.0, agreed(least=3), spares=1)
-    monkeypatch.setattr(HostedServiceLoop, "_carry_out", dies)
+    monkeypatch.setattr(HostedServiceLoop, "_execute", dies)
     await plant.deploy(revision="2")
     for _ in range(80):
         before = len(orders)

@@ -77,4 +77,4 @@ async def test_the_loop_of_a_service_warns_where_history_puts_it(tmp_path: Path)
     # When `learn` has run, then it moves, though the service goes on
     knowledge.add_models("warnings", "run", datetime.now(UTC), [MODEL])
     assert await warned_at(1000.0) == pytest.approx(6.0 - 1.25 * 0.1 * 5.0)
-    loop.stand_down()
+    loop.reset()

@@ -41,7 +41,7 @@ async def test_a_leader_that_dies_at_any_step_of_a_rollout_leaves_as_many_wanted
     is_done: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each order of the rollout is some leader's last: it dies before it, or right after it."""
-    carry_out, orders = HostedServiceLoop._carry_out, 0
+    execute, orders = HostedServiceLoop._execute, 0
     dead: list[AnyAction] = []
 
     async def dies(
@@ -51,7 +51,7 @@ async def test_a_leader_that_dies_at_any_step_of_a_rollout_leaves_as_many_wanted
         orders += 1
         is_last = orders % 2 == 0
         if is_done or not is_last:
-            await carry_out(self, spec, action, epoch)
+            await execute(self, spec, action, epoch)
         if is_last:
             dead.append(action)
             raise Unavailable("this leader is no more")
@@ -61,7 +61,7 @@ async def test_a_leader_that_dies_at_any_step_of_a_rollout_leaves_as_many_wanted
         orders = begun
         plant = await three_serve()
         with monkeypatch.context() as patched:
-            patched.setattr(HostedServiceLoop, "_carry_out", dies)
+            patched.setattr(HostedServiceLoop, "_execute", dies)
             await plant.deploy(revision="2")
             for _ in range(160):
                 before = len(dead)
@@ -94,7 +94,7 @@ async def test_a_leader_that_dies_before_it_orders_what_it_has_decided_is_finish
     await plant.run(10.0)
     assert await wanted(plant) == 1
     with monkeypatch.context() as patched:
-        patched.setattr(HostedServiceLoop, "_carry_out", dies)
+        patched.setattr(HostedServiceLoop, "_execute", dies)
         plant.clients = lambda now: 18
         while await wanted(plant) == 1:
             await plant.run(0.1)

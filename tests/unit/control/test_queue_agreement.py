@@ -48,48 +48,48 @@ def waited(agreement: QueueAgreement, window: int, wait_s: float) -> None:
     for second in range(1, 11):
         at_s = 10.0 * window + second - 0.5
         times = {"wait": [(wait_s, 10.0)], "service": [(0.5, 10.0)]}
-        agreement.take(AgreementSample(at_s=at_s, served=10.0, accepted=10.0, times=times))
+        agreement.add_sample(AgreementSample(at_s=at_s, served=10.0, accepted=10.0, times=times))
 
 
 def test_the_nearest_warning_of_all_promised_waits_is_what_the_law_keeps() -> None:
     both = WAIT + '[metrics.oldest_age]\nbreach = "5s"\n[metrics.throughput]\nbreach = 100\n'
-    pledge = QueueAgreement(said(both), "orders").pledge(3.0)
+    pledge = QueueAgreement(said(both), "orders").wait_target(3.0)
     assert (pledge.wait_s, pledge.metric) == (pytest.approx(4.0), "oldest_age")
     assert (pledge.throughput_per_s, pledge.growth_per_s2) == (pytest.approx(120.0), 3.0)
-    only = QueueAgreement(said("[metrics.throughput]\nbreach = 100\n"), "orders").pledge(None)
+    only = QueueAgreement(said("[metrics.throughput]\nbreach = 100\n"), "orders").wait_target(None)
     assert only == WaitTarget(throughput_per_s=pytest.approx(120.0))
 
 
 def test_of_a_response_what_the_handlers_take_is_not_left_to_waiting() -> None:
     agreement = QueueAgreement(said('[metrics.response_p99]\nbreach = "5s"\n'), "orders")
-    assert agreement.pledge(None).wait_s == pytest.approx(4.0)
+    assert agreement.wait_target(None).wait_s == pytest.approx(4.0)
     waited(agreement, 0, 0.1)
-    assert agreement.pledge(None).wait_s == pytest.approx(3.5)
+    assert agreement.wait_target(None).wait_s == pytest.approx(3.5)
 
 
 def test_a_danger_lasts_from_a_bad_window_to_one_that_is_not() -> None:
     agreement = QueueAgreement(said(WAIT), "orders")
-    assert not agreement.pledge(None).endangered
+    assert not agreement.wait_target(None).endangered
     waited(agreement, 0, 5.0)
     waited(agreement, 1, 0.1)
-    assert agreement.pledge(None).endangered
+    assert agreement.wait_target(None).endangered
     waited(agreement, 2, 0.1)
-    assert not agreement.pledge(None).endangered
+    assert not agreement.wait_target(None).endangered
 
 
 def test_a_learned_warning_lies_as_far_before_the_breach_as_a_replica_takes_to_come() -> None:
     agreement = QueueAgreement(said(LEARNED), "orders")
-    assert agreement.pledge(None).wait_s == pytest.approx(4.8)
+    assert agreement.wait_target(None).wait_s == pytest.approx(4.8)
     for window, wait_s in enumerate([0.1, 2.1, 0.1, 0.1]):
         waited(agreement, window, wait_s)
     # By 2 s in the 10 s of a window; nobody knows yet how long a replica takes.
     agreement.learn_warnings()
-    assert agreement.pledge(None).wait_s == pytest.approx(4.8)
+    assert agreement.wait_target(None).wait_s == pytest.approx(4.8)
     assert agreement.reconfigured(8.0)
     assert not agreement.reconfigured(8.0)
     agreement.learn_warnings()
     # 1.25 · 0.2 · 8 s.
-    assert agreement.pledge(None).wait_s == pytest.approx(6.0 - 2.0, abs=0.05)
+    assert agreement.wait_target(None).wait_s == pytest.approx(6.0 - 2.0, abs=0.05)
     assert "a reconfiguration takes" in agreement.lessons[0].because
 
 
@@ -98,10 +98,12 @@ def test_nothing_is_learned_of_a_throughput_that_falls_because_producers_stop() 
     agreement = QueueAgreement(said(LEARNED + throughput), "orders")
     for at_s in range(1, 40):
         count = 1000.0 if at_s < 20 else 0.0
-        agreement.take(AgreementSample(at_s=float(at_s), served=count, accepted=count, waiting=0.0))
+        agreement.add_sample(
+            AgreementSample(at_s=float(at_s), served=count, accepted=count, waiting=0.0)
+        )
     agreement.learn_warnings(3.0)
     assert agreement.slopes_per_s == {}
-    assert agreement.pledge(None).throughput_per_s == pytest.approx(120.0)
+    assert agreement.wait_target(None).throughput_per_s == pytest.approx(120.0)
 
 
 def test_what_the_lake_has_seen_of_an_agreement_counts_as_well() -> None:
@@ -110,11 +112,11 @@ def test_what_the_lake_has_seen_of_an_agreement_counts_as_well() -> None:
     learned = StoredModel("shop", True, "", figures, {}, 1, 0.0, 1.0)
     agreement.learn_warnings(97.0, learned)
     # 1.25 · 0.4 · 6 s.
-    assert agreement.pledge(None).wait_s == pytest.approx(3.0)
+    assert agreement.wait_target(None).wait_s == pytest.approx(3.0)
     for window, wait_s in enumerate([0.1, 5.1, 0.1]):
         waited(agreement, window, wait_s)
     agreement.learn_warnings(97.0, learned)
-    assert agreement.pledge(None).wait_s == pytest.approx(6.0 - 1.25 * 0.5 * 6.0, abs=0.05)
+    assert agreement.wait_target(None).wait_s == pytest.approx(6.0 - 1.25 * 0.5 * 6.0, abs=0.05)
 
 
 def test_how_long_a_reconfiguration_takes_is_believed_to_who_has_seen_it_most() -> None:
@@ -148,7 +150,7 @@ def test_a_quiet_window_before_a_change_of_leaders_ends_no_breach() -> None:
     first = QueueAgreement(said(WAIT), "orders")
     waited(first, 0, 7.0)
     for second in range(10, 25):
-        first.take(AgreementSample(at_s=second + 0.5))
+        first.add_sample(AgreementSample(at_s=second + 0.5))
     kept = first.standing("")
     assert kept is not None
     assert kept.verdict is Verdict.NO_DATA
@@ -156,7 +158,7 @@ def test_a_quiet_window_before_a_change_of_leaders_ends_no_breach() -> None:
 
     second = QueueAgreement(said(WAIT), "orders", kept)
     waited(second, 3, 0.1)
-    [entry] = second.take(AgreementSample(at_s=40.5))
+    [entry] = second.add_sample(AgreementSample(at_s=40.5))
     assert [event.turn for event in entry.events] == [Transition.KEPT]
 
 

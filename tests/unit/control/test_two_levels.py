@@ -78,7 +78,7 @@ def sample(
 
 
 def reading(reader: DoorReader, samples: list[DoorSample], at: float) -> MergedServiceSample:
-    reader.take(samples, at)
+    reader.read(samples, at)
     found = reader.reading(at)
     assert found is not None
     return found
@@ -86,7 +86,7 @@ def reading(reader: DoorReader, samples: list[DoorSample], at: float) -> MergedS
 
 async def test_the_first_look_only_tells_where_totals_stand() -> None:
     reader = DoorReader()
-    reader.take([sample(100.0, 5000)], 0.0)
+    reader.read([sample(100.0, 5000)], 0.0)
     assert reader.reading(0.0) is None
     found = reading(reader, [sample(101.0, 5030)], 1.0)
     assert (found.answered_per_s, found.in_hand, found.waiting) == (30.0, 3, 1)
@@ -95,24 +95,24 @@ async def test_the_first_look_only_tells_where_totals_stand() -> None:
 
 async def test_a_lost_sample_changes_no_rate() -> None:
     reader = DoorReader()
-    reader.take([sample(100.0, 0)], 0.0)
+    reader.read([sample(100.0, 0)], 0.0)
     assert reading(reader, [sample(103.0, 90)], 3.0).answered_per_s == 30.0
 
 
 async def test_the_same_sample_again_is_no_news() -> None:
     reader = DoorReader()
-    reader.take([sample(100.0, 0)], 0.0)
+    reader.read([sample(100.0, 0)], 0.0)
     reading(reader, [sample(101.0, 30)], 1.0)
-    reader.take([sample(101.0, 30)], 1.5)
+    reader.read([sample(101.0, 30)], 1.5)
     assert reader.reading(1.5) is None
 
 
 async def test_two_doors_are_one_service() -> None:
     reader = DoorReader()
-    reader.take([sample(100.0, 0), sample(100.2, 0, door="b")], 0.0)
+    reader.read([sample(100.0, 0), sample(100.2, 0, door="b")], 0.0)
     reading(reader, [sample(101.0, 30), sample(101.2, 20, door="b")], 1.3)
     # One of them has reported: the other one is waited for, a moment.
-    reader.take([sample(102.0, 60), sample(101.2, 20, door="b")], 2.0)
+    reader.read([sample(102.0, 60), sample(101.2, 20, door="b")], 2.0)
     assert reader.reading(2.0) is None
     both = reading(reader, [sample(102.0, 60), sample(102.2, 40, door="b")], 2.4)
     assert both.answered_per_s == 50.0
@@ -124,7 +124,7 @@ async def test_two_doors_are_one_service() -> None:
 async def test_a_door_that_was_restarted_counts_from_zero() -> None:
     reader = DoorReader()
     for second in range(10):
-        reader.take([sample(100.0 + second, 1000 + 30 * second)], float(second))
+        reader.read([sample(100.0 + second, 1000 + 30 * second)], float(second))
     reader.reading(9.0)
     # Another one since: its totals have all happened in the last second.
     found = reading(reader, [sample(110.0, 25, door="c")], 16.0)
@@ -133,9 +133,9 @@ async def test_a_door_that_was_restarted_counts_from_zero() -> None:
 
 async def test_a_door_whose_clock_is_set_back_is_heard_on() -> None:
     reader = DoorReader()
-    reader.take([sample(1000.0, 0)], 0.0)
+    reader.read([sample(1000.0, 0)], 0.0)
     reading(reader, [sample(1001.0, 30)], 1.0)
-    reader.take([sample(500.0, 60)], 2.0)
+    reader.read([sample(500.0, 60)], 2.0)
     assert reader.reading(2.0) is None
     assert reading(reader, [sample(501.0, 90)], 3.0).answered_per_s == 30.0
 
@@ -144,7 +144,7 @@ async def test_a_door_that_nobody_heard_of_for_long_does_not_count_its_whole_lif
     """As one that comes back to a leader that has not known it: a million requests in a second."""
     reader = DoorReader()
     for second in range(10):
-        reader.take([sample(100.0 + second, 30 * second)], float(second))
+        reader.read([sample(100.0 + second, 30 * second)], float(second))
     reader.reading(9.0)
     old = msgspec.structs.replace(sample(110.0, 1_000_000, door="b"), began_at=20.0)
     found = reading(reader, [sample(110.0, 300), old], 10.0)
@@ -163,8 +163,8 @@ async def test_a_door_that_nobody_heard_of_for_long_does_not_count_its_whole_lif
 
 async def test_who_is_silent_for_long_counts_no_more() -> None:
     reader = DoorReader()
-    reader.take([sample(100.0, 0), sample(100.0, 0, door="b")], 0.0)
-    reader.take([sample(101.0, 30), sample(101.0, 30, door="b")], 1.0)
+    reader.read([sample(100.0, 0), sample(100.0, 0, door="b")], 0.0)
+    reader.read([sample(101.0, 30), sample(101.0, 30, door="b")], 1.0)
     reader.reading(1.0)
     assert not reader.is_silent(5.0)
     found = reading(reader, [sample(109.0, 270)], 9.0)
@@ -194,7 +194,7 @@ def fed(
     entries = []
     for second in range(begin_s, begin_s + 8):
         one = sample(1000.0 + second, 30 * second, response_s=response_s, errors=errors * second)
-        measured = monitoring.take([one], [instance(free)], float(second), 1000.0 + second)
+        measured = monitoring.update([one], [instance(free)], float(second), 1000.0 + second)
         entries += measured.entries
     return entries
 
@@ -217,7 +217,7 @@ async def test_a_door_whose_clock_is_off_makes_nobody_late(off_s: float) -> None
             sample(wall + off_s, 30 * second, door="a"),
             sample(wall, 30 * second, door="b"),
         ]
-        measured = monitoring.take(doors, [instance(1e9)], float(second), wall)
+        measured = monitoring.update(doors, [instance(1e9)], float(second), wall)
         windows += [entry.window for entry in measured.entries]
     assert monitoring.ledger.late_samples == 0
     # Five seconds of both of them.
@@ -239,7 +239,7 @@ async def test_the_window_that_is_open_warns_before_it_is_over() -> None:
     monitoring = ServiceMonitor(SHOP)
     for second in range(3):
         one = sample(1000.0 + second, 30 * second, response_s=0.9)
-        measured = monitoring.take([one], [], float(second), 1000.0 + second)
+        measured = monitoring.update([one], [], float(second), 1000.0 + second)
     assert not measured.entries
     assert measured.window is not None
     assert measured.window.verdict is Verdict.WARNED
@@ -285,12 +285,12 @@ async def test_one_says_well_and_the_other_does_not(
     probe: ProbeSample, seen: MergedServiceSample, says: str
 ) -> None:
     disagreement = Disagreement()
-    said = [disagreement.take(probe, seen) for _ in range(DIFFERS_SAMPLES + 3)]
+    said = [disagreement.update(probe, seen) for _ in range(DIFFERS_SAMPLES + 3)]
     # Once, and not for a single sample.
     assert [one for one in said if one is not None] == [disagreement.now]
     assert said[DIFFERS_SAMPLES - 1] is not None
     assert says in disagreement.now
-    over = [disagreement.take(probed(), read()) for _ in range(DIFFERS_SAMPLES)]
+    over = [disagreement.update(probed(), read()) for _ in range(DIFFERS_SAMPLES)]
     assert over[-1] == ""
 
 
@@ -302,16 +302,16 @@ async def test_a_door_that_is_well_hides_none_that_nobody_can_reach() -> None:
         # Each is asked in turn.
         for address, failure in (("a:80", ""), ("b:80", "connection refused")):
             sample = ProbeSample(0.0, address, 0.1, None if failure else 200, failure)
-            said.append(disagreements.take(sample, 0.0, is_silent=False, is_bounded=False))
+            said.append(disagreements.update(sample, 0.0, is_silent=False, is_bounded=False))
     assert [one for one in said if one is not None] == [
         "doors report no trouble, and the probe fails: connection refused (asked at b:80)"
     ]
     # The one that nobody reached is gone, and with it what was said of it.
     assert not disagreements.follow(read(addresses=("a:80",)))
     gone = ProbeSample(0.0, "b:80", 0.1, None, "connection refused", nobody_listens=True)
-    assert disagreements.take(gone, 0.0, is_silent=False, is_bounded=False) == ""
+    assert disagreements.update(gone, 0.0, is_silent=False, is_bounded=False) == ""
     assert disagreements.addresses == ("a:80",)
-    assert disagreements.take(gone, 0.0, is_silent=False, is_bounded=False) is None
+    assert disagreements.update(gone, 0.0, is_silent=False, is_bounded=False) is None
 
 
 def asked_in_turn(
@@ -326,7 +326,7 @@ def asked_in_turn(
         doors = [sample(100.0 + now, 30 * now)]
         if now < hangs_from_s or (now >= until_s and not after.failure):
             doors.append(sample(100.0 + now, 30 * now, door="b"))
-        reader.take(doors, float(now))
+        reader.read(doors, float(now))
         if (found := reader.reading(float(now))) is not None:
             disagreements.follow(found)
         if not disagreements.addresses or now < free_at:
@@ -340,7 +340,7 @@ def asked_in_turn(
             free_at = now + 2
         elif is_b and now >= until_s:
             seen = replace(after, address=address)
-        told = disagreements.take(seen, float(now), is_silent=False, is_bounded=False)
+        told = disagreements.update(seen, float(now), is_silent=False, is_bounded=False)
         if told is not None:
             said.append((now, told))
     return disagreements, said
@@ -385,11 +385,11 @@ async def test_a_door_that_nobody_has_heard_of_for_long_is_asked_no_more() -> No
 async def test_both_in_trouble_or_told_to_refuse_is_no_disagreement() -> None:
     disagreement = Disagreement()
     for _ in range(10):
-        assert disagreement.take(probed(failure="503"), read(refused_per_s=20.0)) is None
-        assert disagreement.take(probed(), read(refused_per_s=9.0), is_bounded=True) is None
+        assert disagreement.update(probed(failure="503"), read(refused_per_s=20.0)) is None
+        assert disagreement.update(probed(), read(refused_per_s=9.0), is_bounded=True) is None
         # Also the probe may be one too many.
         refused = ProbeSample(0.0, "127.0.0.1:80", 0.01, 503, "it answered 503")
-        assert disagreement.take(refused, read(), is_bounded=True) is None
+        assert disagreement.update(refused, read(), is_bounded=True) is None
 
 
 async def test_a_probe_asks_a_real_address_on_a_connection_of_its_own() -> None:

@@ -44,7 +44,7 @@ def test_a_replica_on_a_machine_waits_for_its_workers() -> None:
 
 def test_homes_are_spread_over_those_that_serve() -> None:
     topology = given.topology(given.place(1), given.place(2), given.place(3, state=STARTING))
-    homes = TopologyReconciler().homes(topology, lambda number: NOTHING)
+    homes = TopologyReconciler().assignments(topology, lambda number: NOTHING)
     assert homes is not None
     assert Counter(homes) == {-1: ASSIGNMENT_SLOTS // 2, -2: ASSIGNMENT_SLOTS // 2}, (
         "closed at first"
@@ -53,7 +53,7 @@ def test_homes_are_spread_over_those_that_serve() -> None:
 
 def test_nobody_serves_and_homes_stay() -> None:
     topology = given.topology(given.place(1, state=STARTING), homes=[7] * ASSIGNMENT_SLOTS)
-    assert TopologyReconciler().homes(topology, lambda number: NOTHING) is None
+    assert TopologyReconciler().assignments(topology, lambda number: NOTHING) is None
 
 
 def test_when_the_last_replica_goes_the_alias_is_home_and_keeps_what_is_left() -> None:
@@ -61,10 +61,10 @@ def test_when_the_last_replica_goes_the_alias_is_home_and_keeps_what_is_left() -
     topology = given.topology(last, homes=[1] * ASSIGNMENT_SLOTS)
     upkeep = TopologyReconciler()
     assert all(
-        upkeep.homes(topology, lambda number: ReportedAssignments([3], [])) is None
+        upkeep.assignments(topology, lambda number: ReportedAssignments([3], [])) is None
         for _ in range(9)
     )
-    found = [upkeep.homes(topology, lambda number: NOTHING) for _ in range(SAMPLES_MIN)]
+    found = [upkeep.assignments(topology, lambda number: NOTHING) for _ in range(SAMPLES_MIN)]
     assert found == [None] * (SAMPLES_MIN - 1) + [[]]
 
     going = ReplicaSample(number=1, state=ReplicaState.DRAINING, waiting=7)
@@ -78,8 +78,8 @@ def test_a_home_leaves_a_draining_replica_when_it_has_been_empty_for_some_looks(
     topology = given.topology(draining, given.place(2), homes=[1] * ASSIGNMENT_SLOTS)
     upkeep, held = TopologyReconciler(), {1: ReportedAssignments([5], []), 2: NOTHING}
     for _ in range(SAMPLES_MIN - 1):
-        assert upkeep.homes(topology, held.__getitem__) is None
-    homes = upkeep.homes(topology, held.__getitem__)
+        assert upkeep.assignments(topology, held.__getitem__) is None
+    homes = upkeep.assignments(topology, held.__getitem__)
     assert homes is not None
     assert homes[5] == 1
     assert Counter(homes) == {-2: ASSIGNMENT_SLOTS - 1, 1: 1}
@@ -92,7 +92,7 @@ def test_a_busy_home_leaves_a_draining_replica_in_the_end() -> None:
         TopologyReconciler(),
         {1: ReportedAssignments(range(ASSIGNMENT_SLOTS), range(ASSIGNMENT_SLOTS)), 2: NOTHING},
     )
-    found = [upkeep.homes(topology, busy.__getitem__) for _ in range(SAMPLES_PATIENT)]
+    found = [upkeep.assignments(topology, busy.__getitem__) for _ in range(SAMPLES_PATIENT)]
     assert found == [None] * (SAMPLES_PATIENT - 1) + [[-2] * ASSIGNMENT_SLOTS]
 
 
@@ -100,21 +100,21 @@ def test_a_home_whose_replica_does_not_say_what_it_holds_stays() -> None:
     draining = given.place(1, state=ReplicaState.DRAINING)
     topology = given.topology(draining, given.place(2), homes=[1] * ASSIGNMENT_SLOTS)
     upkeep = TopologyReconciler()
-    assert all(upkeep.homes(topology, lambda number: None) is None for _ in range(9))
+    assert all(upkeep.assignments(topology, lambda number: None) is None for _ in range(9))
 
 
 def test_a_new_replica_gets_its_part_of_the_homes_and_then_nothing_moves() -> None:
     places = given.place(1), given.place(2)
     topology = given.topology(*places, homes=[1] * ASSIGNMENT_SLOTS)
     upkeep = TopologyReconciler()
-    found = [upkeep.homes(topology, lambda number: NOTHING) for _ in range(SAMPLES_MIN)][-1]
+    found = [upkeep.assignments(topology, lambda number: NOTHING) for _ in range(SAMPLES_MIN)][-1]
     assert found is not None
     assert Counter(found) == {1: ASSIGNMENT_SLOTS // 2, -2: ASSIGNMENT_SLOTS // 2}
-    opened = upkeep.homes(given.topology(*places, homes=found), lambda number: NOTHING)
+    opened = upkeep.assignments(given.topology(*places, homes=found), lambda number: NOTHING)
     assert opened is not None
     assert Counter(opened) == {1: ASSIGNMENT_SLOTS // 2, 2: ASSIGNMENT_SLOTS // 2}
     settled = given.topology(*places, homes=opened)
-    assert all(upkeep.homes(settled, lambda number: NOTHING) is None for _ in range(9))
+    assert all(upkeep.assignments(settled, lambda number: NOTHING) is None for _ in range(9))
 
 
 def test_a_home_is_opened_when_nobody_else_has_anything_of_it_or_would_take_it() -> None:
@@ -125,13 +125,13 @@ def test_a_home_is_opened_when_nobody_else_has_anything_of_it_or_would_take_it()
         # What came to its new home does not keep it closed.
         2: ReportedAssignments([5], [5]),
     }
-    homes = TopologyReconciler().homes(topology, said.__getitem__)
+    homes = TopologyReconciler().assignments(topology, said.__getitem__)
     assert homes is not None
     assert Counter(homes) == {2: ASSIGNMENT_SLOTS - 2, -2: 2}
     assert (homes[3], homes[4]) == (-2, -2)
 
     said[1] = None
-    assert TopologyReconciler().homes(topology, said.__getitem__) is None, (
+    assert TopologyReconciler().assignments(topology, said.__getitem__) is None, (
         "who says nothing may have anything"
     )
 
@@ -142,11 +142,11 @@ def test_a_closed_home_whose_replica_drains_stays_until_all_of_it_is_there() -> 
     # Part of it may be on its way: it would come to the next home from two places.
     said = {ALIAS: ReportedAssignments([], range(ASSIGNMENT_SLOTS)), 1: NOTHING, 2: NOTHING}
     upkeep = TopologyReconciler()
-    found = [upkeep.homes(topology, said.__getitem__) for _ in range(SAMPLES_PATIENT)]
+    found = [upkeep.assignments(topology, said.__getitem__) for _ in range(SAMPLES_PATIENT)]
     assert found == [None] * SAMPLES_PATIENT
 
     said[ALIAS] = NOTHING
-    assert upkeep.homes(topology, said.__getitem__) == [-1] * ASSIGNMENT_SLOTS, (
+    assert upkeep.assignments(topology, said.__getitem__) == [-1] * ASSIGNMENT_SLOTS, (
         "and is not put to before"
     )
 
@@ -154,7 +154,7 @@ def test_a_closed_home_whose_replica_drains_stays_until_all_of_it_is_there() -> 
 def test_a_closed_home_whose_replica_is_gone_goes_elsewhere_and_stays_closed() -> None:
     topology = given.topology(given.place(1), homes=[-2] * ASSIGNMENT_SLOTS)
     said = {ALIAS: ReportedAssignments([], range(ASSIGNMENT_SLOTS)), 1: NOTHING}
-    assert TopologyReconciler().homes(topology, said.__getitem__) == [-1] * ASSIGNMENT_SLOTS
+    assert TopologyReconciler().assignments(topology, said.__getitem__) == [-1] * ASSIGNMENT_SLOTS
 
 
 def test_the_alias_is_home_to_all_once_nobody_has_what_is_on_its_way_to_another() -> None:
@@ -162,8 +162,8 @@ def test_the_alias_is_home_to_all_once_nobody_has_what_is_on_its_way_to_another(
     topology = given.topology(*going, homes=[-2] * ASSIGNMENT_SLOTS)
     said = {ALIAS: NOTHING, 1: ReportedAssignments([3], [3]), 2: NOTHING}
     upkeep = TopologyReconciler()
-    found = [upkeep.homes(topology, said.__getitem__) for _ in range(SAMPLES_MIN)]
+    found = [upkeep.assignments(topology, said.__getitem__) for _ in range(SAMPLES_MIN)]
     assert found == [None] * SAMPLES_MIN
 
     said[1] = NOTHING
-    assert upkeep.homes(topology, said.__getitem__) == []
+    assert upkeep.assignments(topology, said.__getitem__) == []

@@ -89,7 +89,7 @@ def test_a_cookie_that_was_tampered_with_counts_as_none() -> None:
         assert sessions.server([bytes(forged)], 1050.0) is None
     # A forged one before it does not shadow ours.
     assert sessions.server([b"StickyHost=forged; " + cookie], 1050.0) == "a"
-    sessions.forget("a")
+    sessions.remove("a")
     assert sessions.server([cookie], 1050.0) is None
     assert without_sticky([b"x=y; " + cookie + b"; z=1", cookie]) == b"x=y; z=1"
     with pytest.raises(InvalidValue, match="at least 16"):

@@ -212,7 +212,7 @@ def test_json_of_the_demo_and_of_tuning_is_as_it_was(golden: Golden) -> None:
 def _standing() -> StoredAgreementStatus:
     agreement = parse_agreement(AGREEMENT, "shop.toml")
     ledger = AgreementLedger(agreement)
-    ledger.take(AgreementSample(1.0, accepted=10, served=10, times={"response": [(2.0, 10)]}))
+    ledger.add_sample(AgreementSample(1.0, accepted=10, served=10, times={"response": [(2.0, 10)]}))
     (entry,) = ledger.advance(5.0)
     return StoredAgreementStatus.of(agreement, entry, ledger.history, "1 instance more")
 

@@ -23,7 +23,7 @@ def test_metrics_of_a_door_are_as_they_were(golden: Golden) -> None:
     exposition = DoorMetrics()
     standing = {"agreement": "shop", "budget_left": 0.75, "burn_rate": 2.5}
     verdicts = [AgreementStats(verdict=verdict, **standing) for verdict in VERDICTS]
-    exposition.take(example(DoorSample), verdicts[:1])
+    exposition.update(example(DoorSample), verdicts[:1])
 
     golden("telemetry/metrics_of_a_door.txt", _without_help(exposition.text()))
 

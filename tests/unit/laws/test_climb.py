@@ -8,7 +8,7 @@ from tidegate.laws.prefetch.knee import KneeTracker
 def _climbed(*seen: tuple[float, float]) -> KneeTracker:
     climb = KneeTracker()
     for prefetch, rate_per_s in seen:
-        climb.see(prefetch, rate_per_s)
+        climb.observe(prefetch, rate_per_s)
     return climb
 
 
@@ -40,6 +40,6 @@ def test_a_longer_way_starts_the_climb_anew() -> None:
 
 def test_what_was_seen_on_the_target_is_not_of_the_next_climb() -> None:
     climb = _climbed((6.0, 400.0), (6.0, 402.0))
-    climb.end()
-    climb.see(6.0, 200.0)
+    climb.reset()
+    climb.observe(6.0, 200.0)
     assert climb.ceiling_per_s == 200.0

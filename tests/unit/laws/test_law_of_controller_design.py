@@ -143,7 +143,7 @@ def test_the_limits_are_never_left_whatever_is_measured(
     for _ in range(5):
         plant.run(steering, dice.uniform(-worth, worth * 100.0), 20)
         if dice.random() < 0.3:
-            steering.manual.take(dice.uniform(-5.0, 1000.0))
+            steering.manual.set_manual(dice.uniform(-5.0, 1000.0))
         else:
             steering.manual.release()
 

@@ -120,7 +120,7 @@ def test_one_goes_only_if_one_fewer_was_enough_all_the_time(
     scale_in, at, seen = ScaleIn(cooldown_s=10.0), 0.0, []
     for step_s, wanted in steps:
         at += step_s
-        scale_in.see(at, wanted)
+        scale_in.observe(at, wanted)
         seen.append((at, wanted))
         lately = [one for when, one in seen if when >= at - 10.0]
         for count in range(10):
@@ -130,14 +130,14 @@ def test_one_goes_only_if_one_fewer_was_enough_all_the_time(
 
 def test_a_change_begins_the_cool_down_anew() -> None:
     scale_in = ScaleIn(cooldown_s=10.0)
-    scale_in.see(0.0, 1)
-    scale_in.see(10.0, 1)
+    scale_in.observe(0.0, 1)
+    scale_in.observe(10.0, 1)
     assert scale_in.may_go(10.0, 2)
-    scale_in.again(10.0)
+    scale_in.restart(10.0)
     assert not scale_in.may_go(10.0, 2)
-    scale_in.see(15.0, 1)
+    scale_in.observe(15.0, 1)
     assert not scale_in.may_go(15.0, 2)
-    scale_in.see(20.0, 1)
+    scale_in.observe(20.0, 1)
     assert scale_in.may_go(20.0, 2)
 
 
@@ -145,7 +145,7 @@ def test_a_change_begins_the_cool_down_anew() -> None:
 def test_a_tail_stays_within_its_bounds(seen: list[tuple[float, float]]) -> None:
     tail = TailRatio()
     for percentile_s, mean_s in seen:
-        tail.see(percentile_s, mean_s)
+        tail.observe(percentile_s, mean_s)
     assert TAIL_MIN <= tail.value <= TAIL_MAX
 
 
@@ -158,27 +158,27 @@ def rate(
 def test_capacity_is_what_was_answered_while_something_waited() -> None:
     capacity = InstanceCapacity()
     for _ in range(10):
-        capacity.see(rate(3, 0, 1))
+        capacity.observe(rate(3, 0, 1))
     assert capacity.per_s is None
     for _ in range(4):
-        capacity.see(rate(16, 4, 4))
+        capacity.observe(rate(16, 4, 4))
     assert capacity.per_s == 16.0
     # Little to do afterwards says nothing about what it can do.
     for _ in range(100):
-        capacity.see(rate(1, 0, 1))
+        capacity.observe(rate(1, 0, 1))
     assert capacity.per_s == 16.0
 
 
 def test_one_that_has_become_slow_is_believed_after_a_while() -> None:
     capacity = InstanceCapacity()
     for _ in range(4):
-        capacity.see(rate(30, 4, 4))
-    capacity.see(rate(10, 4, 4))
+        capacity.observe(rate(30, 4, 4))
+    capacity.observe(rate(10, 4, 4))
     assert capacity.per_s is not None
     assert capacity.per_s > 29.0
     # A moment is forgotten; what stays so is believed.
     for _ in range(12):
-        capacity.see(rate(10, 4, 4))
+        capacity.observe(rate(10, 4, 4))
     assert capacity.per_s < 11.0
     # What it did before it became another proves nothing of it.
     assert capacity.proven_per_s is not None
@@ -188,29 +188,29 @@ def test_one_that_has_become_slow_is_believed_after_a_while() -> None:
 def test_one_that_does_a_little_less_is_believed_slowly() -> None:
     capacity = InstanceCapacity()
     for _ in range(4):
-        capacity.see(rate(30, 4, 4))
+        capacity.observe(rate(30, 4, 4))
     for _ in range(20):
-        capacity.see(rate(26, 4, 4))
+        capacity.observe(rate(26, 4, 4))
     assert capacity.per_s is not None
     assert 27.0 < capacity.per_s < 30.0
     for _ in range(200):
-        capacity.see(rate(26, 4, 4))
+        capacity.observe(rate(26, 4, 4))
     assert capacity.per_s < 26.5
 
 
 def test_one_that_stands_still_has_shown_no_capacity() -> None:
     new, known = InstanceCapacity(), InstanceCapacity()
     for _ in range(4):
-        known.see(rate(30, 4, 4))
+        known.observe(rate(30, 4, 4))
     for _ in range(20):
-        new.see(rate(0, 4, 4))
-        known.see(rate(0, 4, 4))
+        new.observe(rate(0, 4, 4))
+        known.observe(rate(0, 4, 4))
     assert new.per_s is None
     assert known.per_s is not None
     assert known.per_s > 0.9 * 30.0
     # In what it did when it went on its standstill has no part.
     for _ in range(2):
-        new.see(rate(30, 4, 4))
+        new.observe(rate(30, 4, 4))
     assert new.per_s == 30.0
 
 
@@ -218,27 +218,27 @@ def test_what_an_instance_answers_it_can_do_though_nothing_waits_any_more() -> N
     """A bound that was made for a slow one lets nothing wait; it must not stay slow for that."""
     capacity = InstanceCapacity()
     for _ in range(4):
-        capacity.see(rate(1, 100, 100, limit=100))
+        capacity.observe(rate(1, 100, 100, limit=100))
     assert capacity.per_s == 1.0
     for _ in range(4):
-        capacity.see(rate(12, 1, 0, limit=100))
+        capacity.observe(rate(12, 1, 0, limit=100))
     assert capacity.per_s == 12.0
 
 
 def test_a_burst_of_answers_is_no_capacity() -> None:
     capacity = InstanceCapacity()
     for _ in range(8):
-        capacity.see(rate(16, 4, 4))
-    capacity.see(rate(48, 4, 4))
+        capacity.observe(rate(16, 4, 4))
+    capacity.observe(rate(48, 4, 4))
     assert capacity.per_s is not None
     assert capacity.per_s <= 24.0
 
 
 def test_what_waits_inside_is_seen_though_the_limit_is_far() -> None:
     capacity = InstanceCapacity()
-    capacity.see(rate(20, 1, 1, response_s=0.05, limit=100))
+    capacity.observe(rate(20, 1, 1, response_s=0.05, limit=100))
     for _ in range(4):
-        capacity.see(rate(20, 10, 10, response_s=0.5, limit=100))
+        capacity.observe(rate(20, 10, 10, response_s=0.5, limit=100))
     assert capacity.per_s == 20.0
     # 20/s of 0.05 s each are one at a time; a hundred only wait inside.
     assert capacity.knee == 2 or capacity.knee == 1
@@ -252,8 +252,8 @@ def test_a_slow_one_says_nothing_about_the_next() -> None:
 def test_a_ramp_is_looked_ahead_of_and_a_step_is_not() -> None:
     ramp, step = LoadTrend(), LoadTrend()
     for second in range(8):
-        ramp.see(float(second), 10.0 + 2.0 * second)
-        step.see(float(second), 10.0 if second < 6 else 20.0)
+        ramp.observe(float(second), 10.0 + 2.0 * second)
+        step.observe(float(second), 10.0 if second < 6 else 20.0)
     assert ramp.growth_per_s == 2.0
     assert ramp.ahead(3.0) == 24.0 + 6.0
     assert step.growth_per_s == 0.0
@@ -264,7 +264,7 @@ def test_a_ramp_is_looked_ahead_of_and_a_step_is_not() -> None:
 def test_what_will_be_in_hand_is_at_most_twice_what_is(values: list[float], lead_s: float) -> None:
     trend = LoadTrend()
     for second, value in enumerate(values):
-        trend.see(float(second), value)
+        trend.observe(float(second), value)
     assert 0.0 <= trend.in_hand <= trend.ahead(lead_s) <= 2.0 * trend.in_hand + 1e-9
 
 
@@ -272,9 +272,9 @@ def test_how_the_load_moves_tells_whether_it_comes_by_itself() -> None:
     random_ = random.Random(7)
     closed, arriving, few = LoadTrend(), LoadTrend(), LoadTrend()
     for second in range(30):
-        closed.see(float(second), (10.0 if second < 20 else 30.0) + random_.choice((-1, 0, 0)))
-        arriving.see(float(second), max(random_.gauss(20.0, math.sqrt(20.0)), 0.0))
-        few.see(float(second), 1.0)
+        closed.observe(float(second), (10.0 if second < 20 else 30.0) + random_.choice((-1, 0, 0)))
+        arriving.observe(float(second), max(random_.gauss(20.0, math.sqrt(20.0)), 0.0))
+        few.observe(float(second), 1.0)
     assert closed.is_open is False
     assert arriving.is_open is True
     assert few.is_open is None

@@ -30,7 +30,7 @@ def wrong(a: float, times: float) -> PrefetchModel:
 def found(errors: list[float], levels: list[float]) -> int:
     """How often a loop with a target of 100/s is found to swing."""
     swing = OscillationDetector()
-    return sum(swing.see(e, 100.0, u) for e, u in zip(errors, levels, strict=True))
+    return sum(swing.observe(e, 100.0, u) for e, u in zip(errors, levels, strict=True))
 
 
 def swung(steps: list[ControlStep]) -> list[str]:

@@ -75,10 +75,10 @@ def test_a_replica_goes_when_the_peak_is_forgotten_and_not_while_the_agreement_i
     law = WaitLaw(PLEDGE)
     law.step(now(4, 350.0, at=0.0))
     assert law.step(now(4, 100.0, at=30.0)).replicas == 4
-    law.pledge = PLEDGE._replace(endangered=True)
+    law.target = PLEDGE._replace(endangered=True)
     held = law.step(now(4, 100.0, at=100.0))
     assert (held.replicas, held.rule) == (4, "held: the agreement is in danger")
-    law.pledge = PLEDGE
+    law.target = PLEDGE
     assert law.step(now(4, 100.0, at=101.0)).replicas == 2
 
 

@@ -15,7 +15,7 @@ def _seen(
     plateau: PlateauDetector, rates: Iterable[tuple[float, float]], interval_s: float = 1.0
 ) -> None:
     for prefetch, rate_per_s in rates:
-        plateau.see(prefetch, rate_per_s, interval_s)
+        plateau.observe(prefetch, rate_per_s, interval_s)
 
 
 def _climb(low: int, high: int) -> list[float]:
@@ -64,7 +64,7 @@ def test_a_few_messages_a_second_are_too_few_to_say_so_soon() -> None:
         plateau = PlateauDetector()
         for u in _climb(5, 20):
             counted = sum(dice.random() < 0.1 * u / 100.0 for _ in range(100))
-            plateau.see(u, float(counted), 1.0)
+            plateau.observe(u, float(counted), 1.0)
         assert plateau.bound == math.inf
 
 
@@ -91,7 +91,7 @@ def test_a_target_that_is_reached_ends_it() -> None:
     plateau = PlateauDetector()
     _seen(plateau, [(u, 200.0) for u in _climb(6, 16)])
     assert _is_known(plateau)
-    plateau.end()
+    plateau.reset()
     assert not _is_known(plateau)
 
 
@@ -108,7 +108,7 @@ def test_once_in_a_while_it_is_tried_anew_and_meanwhile_it_stays_known() -> None
     _seen(plateau, [(u, 200.0) for u in _climb(6, 16)])
     held = 0
     while math.isfinite(bound := plateau.bound):
-        plateau.see(bound, 200.0, 1.0)
+        plateau.observe(bound, 200.0, 1.0)
         held += 1
     assert HELD_SAMPLES <= held <= HELD_SAMPLES + 5
     assert plateau.is_seen

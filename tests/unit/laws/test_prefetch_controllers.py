@@ -164,7 +164,7 @@ def test_from_manual_to_automatic_without_a_bump(gains: Gains) -> None:
     manual = ManualControl(make_controller(gains, 5.0))
     for one in samples(390.0, 410.0):
         manual.step(one)
-    manual.take(17.0)
+    manual.set_manual(17.0)
     by_hand = [manual.step(one) for one in samples(390.0, 600.0, 600.0)]
     manual.release()
 
@@ -267,7 +267,7 @@ def test_a_fallback_and_a_person_stay_within_the_limits() -> None:
     )
 
     fallen = [steering.step(ControlSample(float(at), None, 400.0)) for at in range(4)]
-    steering.manual.take(0.0)
+    steering.manual.set_manual(0.0)
     by_hand = steering.step(ControlSample(5.0, 400.0, 400.0))
 
     assert fallen[-1].output == 22.0

@@ -217,7 +217,7 @@ def test_lost_measurements_are_held_and_then_the_fallback_is_set() -> None:
     before = steering.level
 
     held = [steering.step(None) for _ in range(9)]
-    fallen = [steering.lose() for _ in range(5)]
+    fallen = [steering.step_without_sample() for _ in range(5)]
 
     assert {step.level for step in held} == {before}
     assert fallen[-1].mode is ControllerMode.FALLBACK
@@ -360,7 +360,7 @@ def test_every_step_is_explained() -> None:
     assert "the target of 400/s" in decision.reason
     # As telemetry and the wire have it.
     assert msgspec.json.decode(msgspec.json.encode(decision), type=type(decision)) == decision
-    lost = explain_step(steering.lose(), GOAL, None, service="orders")
+    lost = explain_step(steering.step_without_sample(), GOAL, None, service="orders")
     assert msgspec.json.decode(msgspec.json.encode(lost), type=type(lost)) == lost
     assert lost.rule == "held"
 

@@ -117,5 +117,5 @@ def test_the_latest_time_of_each_id_counts_and_the_oldest_are_forgotten_first(
             window.add(list(ages_s), now)
             expected |= dict.fromkeys(ages_s, now)
         assert [expected[each] for each in window] == sorted(expected.values())
-    window.forget(now, window_s)
+    window.expire(now, window_s)
     assert set(window) == {each for each, at in expected.items() if now - at < window_s}

@@ -26,7 +26,7 @@ async def test_a_replica_that_refused_is_asked_again_when_its_timer_rings(
 ) -> None:
     """The timers of uvloop may ring a millisecond early: here the clock does not move at all."""
     monkeypatch.setattr(replication, "_AWAY_S", 0.01)
-    give = replication.AliasForwarder._give
+    give = replication.AliasForwarder._pull_to
     refused: set[int] = set()
 
     async def refuse_once(
@@ -37,14 +37,14 @@ async def test_a_replica_that_refused_is_asked_again_when_its_timer_rings(
             raise Unavailable("not now")
         return await give(self, place, count, homed)
 
-    monkeypatch.setattr(replication.AliasForwarder, "_give", refuse_once)
+    monkeypatch.setattr(replication.AliasForwarder, "_pull_to", refuse_once)
     # As if there were no homes yet: with them only what somebody else stores gets here.
     alias = scene.leader.queue_id
-    scene.here.replicas[alias].holding.homes = None
+    scene.here.replicas[alias].context.assignments = None
     await scene.put(alias, b"a", b"b")
 
     queues = [
-        node.replicas[place.queue_id].holding.queue
+        node.replicas[place.queue_id].context.queue
         for node, place in zip((scene.here, scene.there), scene.places, strict=True)
     ]
     await eventually_async(lambda: sum(map(len, queues)) == 2)

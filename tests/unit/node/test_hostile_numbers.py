@@ -38,7 +38,7 @@ async def test_ranges_of_tags_that_cannot_be_cost_nobody_else_their_confirmation
     for number in range(2):
         await honest.put("orders", b"%d" % number)
     link = await mallory.connected()
-    await link.ask(ReadMessage(queue.queue_id, lease_ms=60_000))
+    await link.request(ReadMessage(queue.queue_id, lease_ms=60_000))
     message = await honest.get("orders", lease=60)
 
     # The number of tags that were not held would not fit an answer, and the answers of all who
@@ -47,13 +47,13 @@ async def test_ranges_of_tags_that_cannot_be_cost_nobody_else_their_confirmation
     packet = kind(queue.queue_id, 0, [(1, 1), *[hostile] * 3], **confirm)
     async with asyncio.timeout(LIMIT_S):
         refusal, _ = await asyncio.gather(
-            link.ask(packet), message.ack_confirmed(), return_exceptions=True
+            link.request(packet), message.ack_confirmed(), return_exceptions=True
         )
 
     assert isinstance(refusal, InvalidValue), refusal
     assert link.alive
     # Nothing of it was done: what mallory holds, mallory may still acknowledge.
-    answer = await link.ask(Settle(queue.queue_id, 0, [(1, 1)], confirm=True))
+    answer = await link.request(Settle(queue.queue_id, 0, [(1, 1)], confirm=True))
     assert answer.packet == SettleResponse(0)
 
 
@@ -63,7 +63,7 @@ async def test_a_transaction_has_the_same_tags(start_node: StartNode, connect: C
     queue = await mq.create_queue("orders")
     link = await mq.connected()
     with pytest.raises(InvalidValue, match="no tags run from"):
-        await link.ask(Transact(1, 1, [], [Acknowledged(queue.queue_id, 0, [EVERY_TAG])]))
+        await link.request(Transact(1, 1, [], [Acknowledged(queue.queue_id, 0, [EVERY_TAG])]))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ async def test_no_messages_lie_between_ids_that_are_the_wrong_way_round(
     mq = await connect(node)
     queue = await mq.create_queue("orders")
     await mq.put_many("orders", [b"x"] * 100)
-    answer = await (await mq.connected()).ask(
+    answer = await (await mq.connected()).request(
         GetMessages(queue.queue_id, 10, first_id=first_id, last_id=last_id)
     )
     assert answer.packet == GetMessagesResponse([], None)
@@ -119,10 +119,10 @@ async def test_a_lease_is_not_lengthened_beyond_what_one_may_ask_for(
     queue = await mq.create_queue("orders")
     await mq.put("orders", b"x")
     link = await mq.connected()
-    await link.ask(ReadMessage(queue.queue_id, lease_ms=60_000))
+    await link.request(ReadMessage(queue.queue_id, lease_ms=60_000))
     for lease_ms in (-1, 2**31, 2**63):
         with pytest.raises(InvalidValue):
-            await link.ask(Extend(queue.queue_id, 0, None, lease_ms))
+            await link.request(Extend(queue.queue_id, 0, None, lease_ms))
 
 
 @pytest.mark.parametrize("partial", [False, True])
@@ -135,7 +135,7 @@ async def test_a_put_names_so_many_queues_and_no_more(
     link = await mq.connected()
     ids = list(range(queue.queue_id, queue.queue_id + 1001))
     with pytest.raises(TooLarge, match="at most 1000 queues"):
-        await link.ask(PutToQueues(ids, 1, 1, 5, partial), [b"x"])
+        await link.request(PutToQueues(ids, 1, 1, 5, partial), [b"x"])
 
 
 @pytest.mark.parametrize("name", ["a\x1b[2J", "a\x7f", "\u009b31m", "a\u0085b", "a\u2028b", "a\nb"])
@@ -146,4 +146,4 @@ async def test_a_name_cannot_steer_a_terminal(
     mq = await connect(node)
     for packet in (CreateQueue(name), CreateTopic(name), FindClient(name)):
         with pytest.raises(InvalidValue, match="control characters"):
-            await (await mq.connected()).ask(packet)
+            await (await mq.connected()).request(packet)

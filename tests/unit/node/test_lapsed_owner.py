@@ -19,10 +19,10 @@ async def test_an_owner_whose_lease_has_gone_names_no_messages(
     await mq.put("orders", b"x")
     link = await mq.connected()
     asked = GetWaitingIds(queue.queue_id, 10)
-    assert (await link.ask(asked)).packet == GetWaitingIdsResponse([(1, 1)], 2)
+    assert (await link.request(asked)).packet == GetWaitingIdsResponse([(1, 1)], 2)
 
     clock.turn(2 * node.limits.lease_s)
 
     # A stream would plan a batch of what somebody else may have by now.
     with pytest.raises(StaleEpoch):
-        await link.ask(asked)
+        await link.request(asked)

@@ -92,14 +92,14 @@ def test_silent_producers_are_forgotten() -> None:
     marks = ProducerMarks()
     marks.add(1, 1, now=10.0)
     marks.add(2, 1, now=20.0)
-    marks.forget(before=15.0)
+    marks.expire(before=15.0)
     assert not marks.has(1, 1)
     assert marks.has(2, 1)
 
 
 def test_reloaded_marks_are_as_fresh_as_the_reload() -> None:
     marks = ProducerMarks({1: [(1, 5)], 2: [(7, 9)]}, now=100.0)
-    marks.forget(before=99.0)
+    marks.expire(before=99.0)
     assert marks.has(1, 4)
     assert marks.has(2, 8)
     assert not marks.has(1, 5)

@@ -40,12 +40,12 @@ async def two_nodes() -> AsyncIterator[tuple[Node, Node]]:
 async def test_a_login_that_takes_longer_than_an_answer_does_not_begin_anew_each_time() -> None:
     # Given a way on which an answer is there in time, but not after a login
     async with two_nodes() as (asking, asked), cable(asked.address, 0.5) as way:
-        neighbours = asking.neighbours
+        neighbours = asking.node_clients
         with pytest.raises(Unavailable):
-            await neighbours.asked(way.url, STATS, ANSWER_S)
+            await neighbours.request_with_body(way.url, STATS, ANSWER_S)
 
         # When several ask again
-        again = [neighbours.asked(way.url, STATS, ANSWER_S) for _ in range(3)]
+        again = [neighbours.request_with_body(way.url, STATS, ANSWER_S) for _ in range(3)]
         answers = await asyncio.gather(*again)
 
         # Then they are answered, over the one connection that was begun at first
@@ -57,15 +57,15 @@ async def test_a_login_that_takes_longer_than_an_answer_does_not_begin_anew_each
 async def test_who_asks_while_the_node_ends_is_refused_and_no_connection_is_left() -> None:
     async with two_nodes() as (asking, asked), cable(asked.address, 0.5) as way:
         # Given a question that waits for a login
-        question = asyncio.create_task(asking.neighbours.asked(way.url, STATS, 60.0))
+        question = asyncio.create_task(asking.node_clients.request_with_body(way.url, STATS, 60.0))
         await asyncio.sleep(1.5)  # in virtual time: the login takes 3 s
         assert len(asked.sessions) == 1
 
         # When the connections are closed
-        await asking.neighbours.close()
+        await asking.node_clients.close()
 
         # Then it fails as if the other node were away, and so do later ones
-        for refused in (question, asking.neighbours.asked(way.url, STATS, 60.0)):
+        for refused in (question, asking.node_clients.request_with_body(way.url, STATS, 60.0)):
             with pytest.raises(Unavailable, match="going away"):
                 await refused
         await asyncio.sleep(1.5)  # in virtual time: the login takes 3 s
@@ -75,11 +75,11 @@ async def test_who_asks_while_the_node_ends_is_refused_and_no_connection_is_left
 @in_virtual_time
 async def test_who_is_cancelled_stays_cancelled_and_the_next_finds_the_connection() -> None:
     async with two_nodes() as (asking, asked), cable(asked.address, 0.5) as way:
-        question = asyncio.create_task(asking.neighbours.asked(way.url, STATS, 60.0))
+        question = asyncio.create_task(asking.node_clients.request_with_body(way.url, STATS, 60.0))
         await asyncio.sleep(1.5)  # in virtual time: the login takes 3 s
         question.cancel()
         with pytest.raises(asyncio.CancelledError):
             await question
 
-        await asking.neighbours.asked(way.url, STATS, 60.0)
+        await asking.node_clients.request_with_body(way.url, STATS, 60.0)
         assert way.connections == 1

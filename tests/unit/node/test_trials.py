@@ -33,7 +33,7 @@ async def test_an_experimenter_that_is_gone_has_changed_nothing(
             if session.client_id == admin.client_id:
                 session.abort()
         [consumer] = node.replicas[await mq.queue_id(QUEUE)].dispatch.holders.consumers
-        await eventually_async(lambda: consumer.trial is None)
+        await eventually_async(lambda: consumer.experiment is None)
 
         assert during == [4]
         assert await prefetches(mq) == [17]
@@ -113,7 +113,7 @@ async def test_a_trial_reaches_a_queue_of_another_node_and_ends_there_too(
         session.abort()
         queue_id = await mq.queue_id(QUEUE)
         [consumer] = owner.replicas[queue_id].dispatch.holders.consumers
-        await eventually_async(lambda: consumer.trial is None)
+        await eventually_async(lambda: consumer.experiment is None)
 
         assert during == [4]
         assert await prefetches(mq) == [17]

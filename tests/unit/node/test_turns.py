@@ -52,7 +52,7 @@ async def test_who_is_hung_up_on_has_no_further_turn(node: Node) -> None:
     session, reader, writer = await met(node)
     before = node.packets_in
     session.data_received(pings(1, 3 * PACKETS_PER_TURN))
-    session.end(NotAuthenticated("this user has been removed"))
+    session.close_with_error(NotAuthenticated("this user has been removed"))
     async with asyncio.timeout(LIMIT_S):
         while await reader.read(65536):
             pass

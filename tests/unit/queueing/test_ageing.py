@@ -67,7 +67,7 @@ def test_what_is_in_the_store_only_is_waited_for_by_its_age() -> None:
 
 def test_a_new_owner_knows_how_old_the_first_in_the_store_is() -> None:
     queue = Queue(Budget(1 << 40))
-    queue.tails.lane(1, False).expect_tail(1, 1, 1, 1, 0.0)
+    queue.spilled.lane(1, False).expect_tail(1, 1, 1, 1, 0.0)
     queue.add(segment(2, 2, 61.0), keep=True)
 
     assert taken(queue, 60.0) == []
@@ -97,7 +97,7 @@ def test_one_that_was_stored_late_says_nothing_of_the_age_of_those_behind_it() -
 
 def test_a_new_owner_does_not_know_that_ids_are_in_order_of_arrival() -> None:
     queue = Queue(Budget(1 << 40))
-    queue.tails.lane(1, False).expect_tail(1, 2, 2, 2, 0.0)
+    queue.spilled.lane(1, False).expect_tail(1, 2, 2, 2, 0.0)
     queue.bring_back([segment(1, 1, 25.0)])
     assert take_oldest(queue, 1) == [1]
 

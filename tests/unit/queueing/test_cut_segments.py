@@ -26,7 +26,7 @@ def test_what_was_cut_off_a_segment_comes_back_to_memory_behind_it(at_once: bool
     kept, pieces = segment(1, 4), [segment(2, 1), segment(3, 2)]
     kept.mark_done(1, 4)
     queue = Queue(Budget(1 << 40))
-    tail = queue.tails.lane(5, False)
+    tail = queue.spilled.lane(5, False)
     tail.expect_tail(1, 4, 4, 4, 0.0)
 
     for some in [[kept, *pieces]] if at_once else [[kept], *([each] for each in pieces)]:

@@ -98,7 +98,7 @@ def test_a_group_waits_for_the_one_that_is_tried_again_later() -> None:
 
 def test_a_new_owner_lets_a_group_wait_for_the_one_that_is_tried_again_later() -> None:
     queue = new_queue()
-    queue.tails.lane(5, False).expect_tail(1, 3, 3, 3, 0.0)
+    queue.spilled.lane(5, False).expect_tail(1, 3, 3, 3, 0.0)
     found = segment(1, "a", "a", "b")
     found.remember(0, 1, 10.0, [])
 
@@ -138,7 +138,7 @@ def test_a_group_goes_on_when_the_one_that_was_out_expires() -> None:
     for span in queue.take_expired(11.0):
         queue.done(span, MessageEvent.EXPIRED)
 
-    assert queue.turnstile.freed
+    assert queue.group_gate.freed
     assert ids(take(queue)) == [2]
 
 
@@ -224,7 +224,7 @@ def test_the_oldest_that_waits_may_wait_for_its_group() -> None:
 def test_who_was_searched_for_is_not_forgotten_when_more_for_it_stays_in_the_store() -> None:
     queue = new_queue()
     queue.add(segment(1, "a", receiver=8), keep=False)
-    queue.searched(7, queue.tails.addressed_end)
+    queue.searched(7, queue.spilled.addressed_end)
     queue.add(segment(2, "a", "a", receiver=7, priority=9), keep=True)
     queue.add(segment(4, "a", receiver=7), keep=False)
 
@@ -234,7 +234,7 @@ def test_who_was_searched_for_is_not_forgotten_when_more_for_it_stays_in_the_sto
 
     # Nothing of its group before it is in the store: that was found out before.
     assert ids(take(queue, client=7)) == [3]
-    assert queue.tails.unsearched_from(7) == 4
+    assert queue.spilled.unsearched_from(7) == 4
 
 
 def test_a_group_goes_on_when_two_older_ones_come_late() -> None:

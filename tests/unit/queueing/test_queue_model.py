@@ -220,10 +220,10 @@ class QueueMachine(RuleBasedStateMachine):
             and low <= first_id <= high
         ]
 
-    @precondition(lambda self: self.queue.tails.count)
+    @precondition(lambda self: self.queue.spilled.count)
     @rule(which=st.integers(0, 10), count_max=st.integers(1, 3))
     def read_front(self, which: int, count_max: int) -> None:
-        wanted = self.queue.tails.wanted(1 << 62)
+        wanted = self.queue.spilled.wanted(1 << 62)
         lane, addressed = wanted[which % len(wanted)]
         found = self.lane_segments(lane.priority, addressed, lane.tail_from, lane.tail_last)
         if found:
@@ -232,7 +232,7 @@ class QueueMachine(RuleBasedStateMachine):
         else:
             self.queue.forget_tail(lane)
 
-    @precondition(lambda self: self.queue.tails.count)
+    @precondition(lambda self: self.queue.spilled.count)
     @rule(
         client=st.sampled_from(CLIENTS),
         sender=st.none() | st.sampled_from(SENDERS),
@@ -241,7 +241,7 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def search(self, client: int, sender: int | None, context: int | None, count_max: int) -> None:
         """As find_segments of the store does."""
-        start = min(lane.tail_from for lane, _ in self.queue.tails.wanted(1 << 62))
+        start = min(lane.tail_from for lane, _ in self.queue.spilled.wanted(1 << 62))
         found = [
             self.fresh_copy(first_id)
             for first_id, segment in sorted(self.stored.items())
@@ -260,12 +260,12 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(client=st.sampled_from(CLIENTS), count_max=st.integers(1, 3))
     def search_for_receiver(self, client: int, count_max: int) -> None:
-        start = self.queue.tails.unsearched_from(client)
+        start = self.queue.spilled.unsearched_from(client)
         if start is None:
             for segment in self.spilled():
                 assert client not in (segment.receivers or ())
             return
-        end = self.queue.tails.addressed_end
+        end = self.queue.spilled.addressed_end
         found = [
             self.fresh_copy(first_id)
             for first_id, segment in sorted(self.stored.items())
@@ -277,7 +277,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def bring_everything_back(self) -> None:
         for _ in range(10_000):
-            if not self.queue.tails.count:
+            if not self.queue.spilled.count:
                 return
             self.read_front(0, 3)
         raise AssertionError("the tail never ends")
@@ -307,7 +307,7 @@ class QueueMachine(RuleBasedStateMachine):
         if entry.key is not None and self.let_out.get(entry.key) == entry.message_id:
             return False
         receiver = ANYONE if entry.receiver is None else entry.receiver
-        return entry.message_id >= self.queue.turnstile.horizon(receiver)
+        return entry.message_id >= self.queue.group_gate.horizon(receiver)
 
     def expected(self, client: int, order: Order, ageing_s: float = 0.0) -> list[Entry]:
         """Lanes are in order of ids; which one is next, is decided by the first of each."""
@@ -333,11 +333,11 @@ class QueueMachine(RuleBasedStateMachine):
         if order is Order.PRIORITY and not ageing_s and tail.priority < entry.priority:
             return False
         if ageing_s and order is Order.PRIORITY:
-            lane = self.queue.tails.lane(tail.priority, tail.receivers is not None)
+            lane = self.queue.spilled.lane(tail.priority, tail.receivers is not None)
             earliest = lane.tail_arrived_at - ageing_s * tail.priority
             if earliest > entry.rank(order, ageing_s)[0]:
                 return False
-        return tail.receivers is None or self.queue.tails.unsearched_from(client) is not None
+        return tail.receivers is None or self.queue.spilled.unsearched_from(client) is not None
 
     def is_in_memory(self, entry: Entry) -> bool:
         return entry.segment_id in self.resident
@@ -424,7 +424,7 @@ class QueueMachine(RuleBasedStateMachine):
             and (context is None or entry.context == context)
         ]
         if span is None:
-            assert not matching or (not searched and self.queue.tails.count)
+            assert not matching or (not searched and self.queue.spilled.count)
             return multiple()
         assert len(span) == 1
         assert span.first_id == matching[0].message_id
@@ -517,7 +517,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def take_over(self) -> None:
         """A new owner knows what is stored, and nothing of deliveries."""
-        self.queue.residents.clear()
+        self.queue.in_memory.clear()
         self.queue = Queue(self.budget)
         self.resident.clear()
         self.reserved.clear()
@@ -531,7 +531,7 @@ class QueueMachine(RuleBasedStateMachine):
             key = (stored.priority, stored.receivers is not None)
             lanes.setdefault(key, []).append(self.fresh_copy(first_id))
         for (priority, addressed), segments in lanes.items():
-            self.queue.tails.lane(priority, addressed).expect_tail(
+            self.queue.spilled.lane(priority, addressed).expect_tail(
                 segments[0].first_id,
                 segments[-1].last_id,
                 sum(segment.open for segment in segments),
@@ -560,7 +560,7 @@ class QueueMachine(RuleBasedStateMachine):
         in_store = [
             span.first_id + n
             for first in sorted(self.stored)
-            for span in self.queue.tails.pieces(self.fresh_copy(first), ids[0], ids[-1])
+            for span in self.queue.spilled.pieces(self.fresh_copy(first), ids[0], ids[-1])
             for n in range(len(span))
         ]
         assert in_store == sorted(
@@ -608,7 +608,7 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def memory_is_accounted_for(self) -> None:
         weight = sum(segment.cost_bytes for segment in self.resident.values())
-        assert self.queue.residents.cost_bytes == weight
+        assert self.queue.in_memory.cost_bytes == weight
         assert self.budget.used_bytes == weight
         lanes = self.queue.lanes
         assert sum(lane.head_bytes for lane in lanes) == lanes.head_count, "one byte each"

@@ -39,7 +39,7 @@ def _plant(
         for _ in range(slots):
             plant.place(machine_id, at_once=True)
     plant.tick(1.0, 0.0, 100.0)
-    plant.carry_out(SetShares(dict.fromkeys(plant.replicas, 1 / replicas)))
+    plant.execute(SetShares(dict.fromkeys(plant.replicas, 1 / replicas)))
     return plant
 
 
@@ -74,7 +74,7 @@ def test_whatever_happens_every_message_is_somewhere(seed: int, steps: int) -> N
                 Place("orders", machine_id),
             ]
         )
-        plant.carry_out(action)
+        plant.execute(action)
         if chance.random() < 0.05:
             plant.kill_machine()
         if chance.random() < 0.05:
@@ -112,7 +112,7 @@ def test_a_message_that_takes_longer_than_a_tick_stays_in_hand() -> None:
 
 def test_shares_are_kept_to_a_message() -> None:
     plant = _plant(replicas=3)
-    plant.carry_out(SetShares({1: 0.5, 2: 0.3, 3: 0.2}))
+    plant.execute(SetShares({1: 0.5, 2: 0.3, 3: 0.2}))
     for turn in range(1, 50):
         plant.tick(1.0, 7.0, 0.0)
         for number, share in ((1, 0.5), (2, 0.3), (3, 0.2)):
@@ -125,10 +125,10 @@ def test_the_alias_keeps_what_comes_while_no_replica_can_be_reached() -> None:
     for _ in range(5):
         plant.tick(1.0, 50.0, 100.0)
     assert plant.alias.waiting == 250
-    plant.carry_out(Boot(2))
+    plant.execute(Boot(2))
     for _ in range(11):
         plant.tick(1.0, 0.0, 100.0)
-    plant.carry_out(Place("orders", 2))
+    plant.execute(Place("orders", 2))
     for _ in range(10):
         plant.tick(1.0, 1.0, 100.0)
     assert plant.alias.waiting == 0
@@ -138,13 +138,13 @@ def test_the_alias_keeps_what_comes_while_no_replica_can_be_reached() -> None:
 def test_a_replica_that_is_not_empty_is_not_removed() -> None:
     plant = _plant(replicas=2)
     plant.tick(1.0, 400.0, 100.0)
-    plant.carry_out(Drain(2))
-    plant.carry_out(Retire(2))
+    plant.execute(Drain(2))
+    plant.execute(Retire(2))
     assert plant.replicas[2].state is ReplicaState.DRAINING
-    plant.carry_out(SetShares({1: 1.0}))
-    plant.carry_out(Exchange(2, 1, 1_000))
+    plant.execute(SetShares({1: 1.0}))
+    plant.execute(Exchange(2, 1, 1_000))
     plant.tick(1.0, 0.0, 100.0)
-    plant.carry_out(Retire(2))
+    plant.execute(Retire(2))
     assert list(plant.replicas) == [1]
     assert _conserved(plant)
 
@@ -153,7 +153,7 @@ def test_where_replicas_compete_one_that_goes_is_gone_when_its_hands_are_empty()
     plant = _plant(replicas=2, competing=True)
     plant.tick(1.0, 400.0, 100.0)
     assert plant.replicas[2].in_service == 1
-    plant.carry_out(Drain(2))
+    plant.execute(Drain(2))
     # What waited at it is the other's; what is in hand is done first.
     assert plant.replicas[2].waiting == 0
     assert plant.replicas[2].state is ReplicaState.DRAINING
@@ -165,13 +165,13 @@ def test_where_replicas_compete_one_that_goes_is_gone_when_its_hands_are_empty()
 
 def test_where_replicas_compete_an_idle_one_is_gone_at_once() -> None:
     plant = _plant(replicas=2, competing=True)
-    plant.carry_out(Drain(2))
+    plant.execute(Drain(2))
     assert list(plant.replicas) == [1]
 
 
 def test_a_replica_of_ours_stays_until_the_loop_retires_it() -> None:
     plant = _plant(replicas=2)
-    plant.carry_out(Drain(2))
+    plant.execute(Drain(2))
     plant.tick(1.0, 0.0, 100.0)
     assert plant.replicas[2].state is ReplicaState.DRAINING
 
@@ -180,7 +180,7 @@ def test_a_replica_of_ours_stays_until_the_loop_retires_it() -> None:
 @settings(max_examples=examples(50), deadline=None)
 def test_clients_are_where_the_law_elects_them(joins: list[MemberRole]) -> None:
     plant = _plant(replicas=3)
-    plant.carry_out(Drain(3))
+    plant.execute(Drain(3))
     for role in joins:
         standings = [
             ReplicaLoad(one.number, one.producers, one.consumers)
@@ -197,7 +197,7 @@ def test_clients_are_where_the_law_elects_them(joins: list[MemberRole]) -> None:
 
 def test_booting_is_paid_for_and_a_boot_that_fails_is_not_counted_as_running() -> None:
     plant = _plant(boot_failure=1.0)
-    plant.carry_out(Boot(2))
+    plant.execute(Boot(2))
     for _ in range(12):
         plant.tick(1.0, 0.0, 100.0)
     assert plant.machines.running() == 1
@@ -208,12 +208,12 @@ def test_booting_is_paid_for_and_a_boot_that_fails_is_not_counted_as_running() -
 
 def test_the_oldest_message_is_served_first_wherever_it_came_from() -> None:
     plant = _plant(replicas=2)
-    plant.carry_out(SetShares({1: 1.0}))
+    plant.execute(SetShares({1: 1.0}))
     plant.tick(1.0, 500.0, 0.0)
-    plant.carry_out(SetShares({2: 1.0}))
+    plant.execute(SetShares({2: 1.0}))
     for _ in range(20):
         plant.tick(1.0, 5.0, 0.0)
     assert plant.replicas[2].oldest_age_s(plant.now) < plant.replicas[1].oldest_age_s(plant.now)
-    plant.carry_out(Exchange(1, 2, 200))
+    plant.execute(Exchange(1, 2, 200))
     assert plant.replicas[2].oldest_age_s(plant.now) == plant.replicas[1].oldest_age_s(plant.now)
     assert plant.replicas[2].waiting + plant.replicas[2].in_service == 300

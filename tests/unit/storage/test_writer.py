@@ -63,7 +63,7 @@ class Source:
 
     def add(self, write: Write) -> None:
         self._writes.append(write)
-        self._writer.wants(self)
+        self._writer.schedule(self)
 
     def collect_writes(self) -> list[Write]:
         writes, self._writes = self._writes, []

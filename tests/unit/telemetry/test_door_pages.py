@@ -53,7 +53,7 @@ async def test_a_door_is_scraped(pages: DoorPages) -> None:
     standing = AgreementStats(agreement="shop", verdict="warned", budget_left=0.75, burn_rate=2.5)
     # Out, in again, and out: twice.
     for ejected in ("it answered 500", None, "it is silent", "it is silent"):
-        pages.take(sample(ejected), [standing])
+        pages.update(sample(ejected), [standing])
 
     found = families((await get(pages.address, "/metrics")).body)
 
@@ -79,5 +79,5 @@ async def test_a_door_is_scraped(pages: DoorPages) -> None:
     assert value(found, "tidegate_agreement_verdict", agreement="shop", verdict="met") == 0
     # Its only instance is out.
     assert b"no instance" in (await get(pages.address, "/readyz")).body
-    pages.take(sample())
+    pages.update(sample())
     assert (await get(pages.address, "/readyz")).status == 200

@@ -75,8 +75,8 @@ def test_a_door_and_its_instances_are_rows_of_intervals_that_add_up(recorder: Re
         free_memory_bytes=1e9,
     )
     # When it is sampled twice
-    sampler.take(sample(1, 20), [shop], 30)
-    sampler.take(sample(3, 50, refused=5), [shop], 30)
+    sampler.record(sample(1, 20), [shop], 30)
+    sampler.record(sample(3, 50, refused=5), [shop], 30)
     assert recorder.flush()
 
     # Then sums over all rows are its totals
@@ -100,9 +100,9 @@ def test_rows_that_found_no_room_are_told_by_the_next_that_did(recorder: Recorde
     sampler = HttpSampler(recorder)
     # Twelve rows have room, two come at a time.
     for second in range(8):
-        sampler.take(sample(second, second))
+        sampler.record(sample(second, second))
     assert recorder.flush()
-    sampler.take(sample(8, 8))
+    sampler.record(sample(8, 8))
     recorder.flush()
 
     rows = rows_in(recorder.lake, "http_samples")

@@ -84,7 +84,7 @@ async def test_a_consumer_that_is_there_is_modelled_by_its_node_and_left_as_it_w
     await mq.create_queue("orders")
     await mq.put_many("orders", [bytes(64)] * ENOUGH)
     async with consuming(far_away, prefetch=17), connect(node.address, mode="admin") as admin:
-        consumer = await ExistingConsumers.of(admin, "orders")
+        consumer = await ExistingConsumers.find(admin, "orders")
 
         found = await tuned(consumer)
         during = await prefetches(mq)
@@ -99,7 +99,7 @@ async def test_a_queue_without_consumers_says_so(node: Node, mq: Client) -> None
     await mq.create_queue("orders")
     async with connect(node.address, mode="admin") as admin:
         with pytest.raises(NoConsumers, match="no consumer"):
-            await ExistingConsumers.of(admin, "orders")
+            await ExistingConsumers.find(admin, "orders")
 
 
 async def test_consumers_that_leave_end_the_experiment(
@@ -108,7 +108,7 @@ async def test_consumers_that_leave_end_the_experiment(
     await mq.create_queue("orders")
     async with connect(node.address, mode="admin") as admin:
         async with consuming(far_away, prefetch=3):
-            consumer = await ExistingConsumers.of(admin, "orders")
+            consumer = await ExistingConsumers.find(admin, "orders")
 
         with pytest.raises(InvalidValue, match="have gone"):
             await consumer.measure(0.01)

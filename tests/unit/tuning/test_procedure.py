@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from simulated_consumer import SimulatedConsumer
@@ -17,8 +18,11 @@ from tidegate.tuning.experiment import ExperimentPhase, TuningRefused, TuningRes
 from tidegate.tuning.result import TunedModel
 
 WISH = TuningGoal(target_per_s=400.0)
-# Prefetch 9 is worth 730 msg/s, and the handler can do no more.
-PAPER = SimulatedConsumer(ceiling_per_s=730.0)
+
+
+def paper(ceiling_per_s: float = 730.0, **others: Any) -> SimulatedConsumer:
+    """Return a new consumer: prefetch 9 is worth 730 msg/s, and the handler can do no more."""
+    return SimulatedConsumer(ceiling_per_s=ceiling_per_s, **others)
 
 
 async def tuned(consumer: SimulatedConsumer, wish: TuningGoal = WISH) -> TuningResult:
@@ -52,7 +56,7 @@ async def test_a_and_b_are_found_within_their_standard_errors(
 
 
 async def test_the_knee_and_the_ceiling_are_found() -> None:
-    found = await tuned(replace(PAPER, ceiling_per_s=1783.0))
+    found = await tuned(paper(ceiling_per_s=1783.0))
 
     # The paper's plant is a line up to 22.
     assert found.model.low == 1
@@ -61,7 +65,7 @@ async def test_the_knee_and_the_ceiling_are_found() -> None:
 
 
 async def test_a_sweep_is_cheap_and_looks_at_the_far_end() -> None:
-    consumer = replace(PAPER, ceiling_per_s=1783.0)
+    consumer = paper(ceiling_per_s=1783.0)
 
     record = (await tuned(consumer)).record
 
@@ -72,7 +76,7 @@ async def test_a_sweep_is_cheap_and_looks_at_the_far_end() -> None:
 
 
 async def test_what_is_held_out_is_never_fitted() -> None:
-    found = await tuned(PAPER)
+    found = await tuned(paper())
 
     assert found.model.n_train == 60
     assert found.model.n_test == 20
@@ -81,7 +85,7 @@ async def test_what_is_held_out_is_never_fitted() -> None:
 
 @pytest.mark.parametrize("kind", list(ControllerKind))
 async def test_the_controller_keeps_what_was_asked_for(kind: ControllerKind) -> None:
-    found = await tuned(PAPER, replace(WISH, kind=kind))
+    found = await tuned(paper(), replace(WISH, kind=kind))
 
     controller = found.model.controller
     assert controller.kind is kind
@@ -92,7 +96,7 @@ async def test_the_controller_keeps_what_was_asked_for(kind: ControllerKind) -> 
 
 
 async def test_what_is_designed_is_what_will_run() -> None:
-    found = await tuned(PAPER)
+    found = await tuned(paper())
 
     steering = PrefetchRegulator(WISH.goal(), found.model.plain(), start=1)
 
@@ -102,14 +106,14 @@ async def test_what_is_designed_is_what_will_run() -> None:
 
 
 async def test_a_shorter_sample_has_more_samples_to_settle() -> None:
-    found = await tuned(PAPER, replace(WISH, sample_s=0.5))
+    found = await tuned(paper(), replace(WISH, sample_s=0.5))
 
     assert found.model.sample_s == 0.5
     assert found.model.controller.settle_s <= 30.0
 
 
 async def test_the_same_seed_moves_the_prefetch_the_same_way() -> None:
-    first, second = replace(PAPER, seed=1), replace(PAPER, seed=2)
+    first, second = paper(seed=1), paper(seed=2)
 
     await tuned(first)
     await tuned(second)
@@ -137,7 +141,7 @@ async def test_a_curve_is_fitted_where_the_target_is(seed: int) -> None:
 
 async def test_samples_of_a_few_round_trips_are_noted() -> None:
     # Prefetch 1 gives 81 msg/s: a message is away for 12 ms.
-    found = await tuned(PAPER, replace(WISH, sample_s=0.1))
+    found = await tuned(paper(), replace(WISH, sample_s=0.1))
 
     assert "away for about 12 ms" in found.model.notes[-1]
 
@@ -158,7 +162,7 @@ async def test_a_knee_at_two_leaves_nothing_to_steer() -> None:
 
 
 async def test_a_target_above_the_ceiling_says_the_ceiling() -> None:
-    said = await refused(PAPER, replace(WISH, target_per_s=900.0))
+    said = await refused(paper(), replace(WISH, target_per_s=900.0))
 
     assert re.search(r"900 msg/s is above the ceiling: 7[23]\d msg/s", str(said))
     assert "add consumers" in str(said)
@@ -171,20 +175,20 @@ async def test_a_target_beyond_an_unbent_range_asks_for_a_longer_one() -> None:
 
 
 async def test_a_target_below_prefetch_one_cannot_be_had() -> None:
-    said = await refused(PAPER, replace(WISH, target_per_s=40.0))
+    said = await refused(paper(), replace(WISH, target_per_s=40.0))
 
     assert "below what prefetch 1 gives already" in str(said)
 
 
 async def test_a_poor_fit_designs_nothing() -> None:
-    said = await refused(replace(PAPER, ceiling_per_s=1783.0, noise_per_s=700.0))
+    said = await refused(paper(ceiling_per_s=1783.0, noise_per_s=700.0))
 
     assert "designed" not in str(said)
     assert "held-out" in str(said) or "does not" in str(said)
 
 
 async def test_an_empty_queue_is_no_measurement() -> None:
-    said = await refused(replace(PAPER, is_starved=lambda _: True))
+    said = await refused(paper(is_starved=lambda _: True))
 
     assert "the queue was empty in 4 of 4 samples" in str(said)
     assert "some thousand messages" in str(said)
@@ -199,7 +203,7 @@ async def test_a_queue_that_runs_empty_says_how_many_are_needed() -> None:
 
 
 async def test_a_probe_that_cannot_feed_itself_is_not_told_to_be_a_probe() -> None:
-    said = await refused(replace(PAPER, is_starved=lambda _: True, feeds_itself=True))
+    said = await refused(paper(is_starved=lambda _: True, feeds_itself=True))
 
     assert "the queue was empty in 4 of 4 samples" in str(said)
     assert "--probe" not in str(said)
@@ -223,7 +227,7 @@ async def test_what_was_measured_until_the_broker_went_is_kept() -> None:
 
 
 async def test_some_empty_moments_are_left_out() -> None:
-    found = await tuned(replace(PAPER, is_starved=lambda k: k % 9 == 5))
+    found = await tuned(paper(is_starved=lambda k: k % 9 == 5))
 
     assert found.record.starved > 5
     assert found.model.n_train < 60
@@ -237,7 +241,7 @@ async def test_nothing_that_arrives_is_no_curve() -> None:
 
 
 async def test_an_impossible_design_shows_its_poles() -> None:
-    said = await refused(PAPER, replace(WISH, settle_s=2.0))
+    said = await refused(paper(), replace(WISH, settle_s=2.0))
 
     assert "the model is good" in str(said)
     assert "poles" in str(said)
@@ -261,7 +265,7 @@ def test_what_cannot_be_wished_for_is_said_at_once(wrong: dict[str, float], says
 
 
 async def test_a_model_file_is_read_as_a_model(tmp_path: Path) -> None:
-    model = (await tuned(PAPER)).model
+    model = (await tuned(paper())).model
     file = tmp_path / "orders.model.json"
 
     model.save(file)

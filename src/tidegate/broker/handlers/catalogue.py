@@ -124,7 +124,7 @@ async def delete_topic(session: Session, packet: DeleteTopic, event: ReceivedPac
 
 
 async def topics(session: Session, packet: GetTopics, event: ReceivedPacket) -> None:
-    guard = session.guard
+    guard = session.authorizer
     found = [
         msgspec.structs.replace(
             topic, subscriptions=guard.visible(topic.subscriptions, lambda each: each.queue)
@@ -218,7 +218,9 @@ def ping(session: Session, packet: Ping, event: ReceivedPacket) -> None:
 
 async def register(session: Session, packet: RegisterClient, event: ReceivedPacket) -> None:
     name = check_name(packet.name, session.limits)
-    client = await session.node.store.register_client(name, packet.mode_wanted, session.guard.user)
+    client = await session.node.store.register_client(
+        name, packet.mode_wanted, session.authorizer.user
+    )
     if client is None:
         raise ClientNameNotUnique(f"a client named {name!r} exists: identify, or choose a name")
     session.become(client, ephemeral=packet.ephemeral)
@@ -232,16 +234,18 @@ async def identify(session: Session, packet: IdentifyClient, event: ReceivedPack
         check_id(packet.client_id)
     if packet.name is not None:
         check_name(packet.name, session.limits)
-    client = await session.node.store.find_client(packet.client_id, packet.name, session.guard.user)
+    client = await session.node.store.find_client(
+        packet.client_id, packet.name, session.authorizer.user
+    )
     if client is None:
-        of = f" of user {session.guard.user!r}" if session.guard.user else ""
+        of = f" of user {session.authorizer.user!r}" if session.authorizer.user else ""
         raise ClientNotExisting(f"no client {packet.name or packet.client_id!r}{of}")
     session.become(client, ephemeral=packet.ephemeral)
     session.answer(IdentifyClientResponse(client), event.packet_id)
 
 
 async def delete_client(session: Session, packet: DeleteClient, event: ReceivedPacket) -> None:
-    is_admin = session.mode is ClientMode.ADMIN and session.guard.is_everything
+    is_admin = session.mode is ClientMode.ADMIN and session.authorizer.is_everything
     if packet.client_id != session.client_id and not is_admin:
         raise ModeForbids("only an admin deletes other clients")
     check_id(packet.client_id)
@@ -297,7 +301,7 @@ async def queue_by_id(session: Session, packet: GetQueueName, event: ReceivedPac
 
 async def queues(session: Session, packet: GetQueues, event: ReceivedPacket) -> None:
     listed = await session.node.store.list_queues()
-    found = session.guard.visible(listed, lambda queue: logical_name(queue.name))
+    found = session.authorizer.visible(listed, lambda queue: logical_name(queue.name))
     if not found:
         raise NoQueues("there are no queues yet")
     session.answer(GetQueuesResponse(found), event.packet_id)
@@ -314,7 +318,7 @@ async def active_queues(session: Session, packet: GetActiveQueues, event: Receiv
             active.pop(queue_id, None)
         if replica.has_for(session.client_id):
             active[queue_id] = replica.info
-    visible = session.guard.visible(active.values(), lambda queue: logical_name(queue.name))
+    visible = session.authorizer.visible(active.values(), lambda queue: logical_name(queue.name))
     if not visible:
         raise NoActiveQueues("no queue holds a message for this client")
     found = sorted(visible, key=lambda queue: queue.name)
@@ -334,16 +338,18 @@ async def stats(session: Session, packet: Stats, event: ReceivedPacket) -> None:
     if not 1 <= packet.steps <= STEPS_MAX:
         raise InvalidValue(f"between 1 and {STEPS_MAX} control steps, not {packet.steps}")
     steps = packet.steps if packet.consumers else None
-    numbers = await session.node.figures.of_cluster(
+    numbers = await session.node.stats.of_cluster(
         packet.queue_id, packet.cluster, steps, with_durations=packet.durations
     )
     for node in numbers.nodes:
-        node.queues = session.guard.visible(node.queues, lambda queue: logical_name(queue.name))
+        node.queues = session.authorizer.visible(
+            node.queues, lambda queue: logical_name(queue.name)
+        )
     session.answer(StatsResponse(), event.packet_id, [msgspec.json.encode(numbers)])
 
 
 def rights(session: Session, packet: GetRights, event: ReceivedPacket) -> None:
-    account = session.guard.account
+    account = session.authorizer.account
     if account is not None:
         answer = GetRightsResponse(account.name, account.grants)
     else:
@@ -356,7 +362,7 @@ async def topologies(session: Session, packet: GetTopologies, event: ReceivedPac
     if version == packet.version:
         session.answer(GetTopologiesResponse(version, None), event.packet_id)
         return
-    visible = session.guard.visible(found, lambda each: each.queue)
+    visible = session.authorizer.visible(found, lambda each: each.queue)
     # Only producers and consumers of a queue need its assignment slots.
     shown = [msgspec.structs.replace(each, homes=[]) for each in visible]
     session.answer(GetTopologiesResponse(version, shown), event.packet_id)

@@ -70,7 +70,7 @@ ForwardedPacket = TypeVar("ForwardedPacket", bound=Packet)
 
 
 def join(session: Session, replica: Replica, packet: Join, frame: Frame) -> Awaitable[None] | None:
-    alias = session.node.aliases.known(replica)
+    alias = session.node.aliases.logical_queue(replica)
     if alias is None:
         return _join_later(session, replica, packet, frame)
     session.answer(alias.join(session, packet), frame.packet_id)
@@ -84,7 +84,7 @@ async def _join_later(session: Session, replica: Replica, packet: Join, frame: F
 
 
 def leave(session: Session, replica: Replica, packet: Leave, frame: Frame) -> None:
-    alias = session.node.aliases.known(replica)
+    alias = session.node.aliases.logical_queue(replica)
     if alias is not None:
         alias.leave(session, packet.role, packet.member)
     session.answer(Success(), frame.packet_id)
@@ -126,7 +126,7 @@ async def set_scaling(session: Session, replica: Replica, packet: SetScaling, fr
             raise InvalidValue(f"queue {name!r} still has replicas: let them drain first")
         raise QueueNotExisting(f"no queue {name!r}")
     await record_scaling_override(session, name, before, packet.scaling)
-    await session.node.aliases.look(again=True)
+    await session.node.aliases.poll(again=True)
     session.answer(Success(), frame.packet_id)
 
 
@@ -134,7 +134,7 @@ async def migrate(session: Session, replica: Replica, packet: MigrateClients, fr
     alias = await session.node.aliases.alias(replica)
     if not alias.takes_clients(packet.target_id):
         # The leader has just stored that the target serves.
-        await session.node.aliases.look(again=True)
+        await session.node.aliases.poll(again=True)
         alias = await session.node.aliases.alias(replica)
     alias.migrate(packet)
     session.answer(Success(), frame.packet_id)
@@ -148,11 +148,11 @@ async def pull(session: Session, replica: Replica, packet: Pull, frame: Frame) -
 
 
 async def give_away(session: Session, replica: Replica, packet: GiveAway, frame: Frame) -> None:
-    if not session.guard.is_node:
+    if not session.authorizer.is_node:
         # Only a node knows that the ids it sends are reserved. A node that speaks for a client does
         # not.
         raise UnexpectedPacket("only nodes ask each other for messages: use Pull")
-    answer = await session.node.exchange.give_away(replica, packet)
+    answer = await session.node.exchange.give_segments(replica, packet)
     session.answer(answer, frame.packet_id)
 
 
@@ -211,7 +211,9 @@ async def at_every_replica(
             if isinstance(owner, Replica):
                 answers.append((await here(owner), b""))
             else:
-                answered = await node.neighbours.asked(owner, request(place.queue_id), _ANSWER_S)
+                answered = await node.node_clients.request_with_body(
+                    owner, request(place.queue_id), _ANSWER_S
+                )
                 answers.append((answered.packet, answered.body))
     return answers
 
@@ -228,9 +230,9 @@ async def fleet(session: Session, packet: GetFleet, event: ReceivedPacket) -> No
     # The cached topologies: consoles ask every two seconds, and the store is asked only for
     # changes.
     _, known = await session.node.aliases.all_of_them()
-    topologies = session.guard.visible(known, lambda one: one.queue)
+    topologies = session.authorizer.visible(known, lambda one: one.queue)
     places = [(topology.queue, place) for topology in topologies for place in topology.replicas]
-    instances = session.guard.visible(await store.instances(), lambda one: one.service)
+    instances = session.authorizer.visible(await store.instances(), lambda one: one.service)
     found = FleetInfo(
         leader=leader if leader in living else None,
         epoch=epoch,
@@ -367,7 +369,7 @@ async def _record_override(
     session: Session, queue: str, reason: str, otherwise: str, *, loop: str = "queue"
 ) -> None:
     node = session.node
-    who = session.guard.user or session.client_name or "a client without a name"
+    who = session.authorizer.user or session.client_name or "a client without a name"
     change = Decision(
         at=node.clock.wall(),
         loop=loop,

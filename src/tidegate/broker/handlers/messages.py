@@ -143,11 +143,11 @@ def _read(
     check_wait(packet.wait_ms, packet.lease_ms)
 
     def answer(run: Run, body: memoryview) -> None:
-        session.ties.forget_reader(frame.packet_id)
+        session.resources.forget_reader(frame.packet_id)
         session.answer(response(run), frame.packet_id, [body] if len(body) else None)
 
     def miss(error: TidegateError) -> None:
-        session.ties.forget_reader(frame.packet_id)
+        session.resources.forget_reader(frame.packet_id)
         session.fail(frame.packet_id, error)
 
     reader = PendingRead(
@@ -159,12 +159,12 @@ def _read(
         miss,
         lambda: replica.dispatch.holders.reading(session),
     )
-    session.ties.add_reader(frame.packet_id, reader, replica)
+    session.resources.add_reader(frame.packet_id, reader, replica)
     replica.dispatch.readers.read(reader, packet.wait_ms / 1e3)
 
 
 def withdraw(session: Session, replica: Replica, packet: Withdraw, frame: Frame) -> None:
-    reader = session.ties.reader(packet.read_packet_id)
+    reader = session.resources.reader(packet.read_packet_id)
     if reader is not None:
         replica.dispatch.readers.drop(reader)
         reader.miss(NoMessagesRetrieved("the read was withdrawn"))
@@ -178,7 +178,7 @@ def subscribe(session: Session, replica: Replica, packet: Subscribe, frame: Fram
     check_prefetch(packet.prefetch, session.limits)
     if replica.dispatch.holders.of(session, packet.consumer) is not None:
         raise UniqueConstraint(f"consumer {packet.consumer} exists on this connection")
-    session.ties.use(replica)
+    session.resources.use(replica)
     lease_ms = int(replica.lease_s * 1e3)
     # Sent before the first delivery, so that the client knows the consumer when messages arrive.
     session.answer(SubscribeResponse(lease_ms), frame.packet_id)
@@ -224,7 +224,7 @@ def give_back(session: Session, replica: Replica, packet: Return, frame: Frame) 
     if packet.delay_ms is not None:
         check_wait(packet.delay_ms, None)
     check_error(packet.error)
-    lost = replica.dispatch.give_back(holder, packet.ranges, packet)
+    lost = replica.dispatch.return_messages(holder, packet.ranges, packet)
     session.answer(SettleResponse(lost), frame.packet_id)
 
 
@@ -266,7 +266,7 @@ def set_consumer_prefetch(
     found = [
         consumer
         for consumer in replica.dispatch.holders.consumers
-        if consumer.outlet.client_id == packet.client_id and consumer.consumer == packet.consumer
+        if consumer.target.client_id == packet.client_id and consumer.consumer == packet.consumer
     ]
     if not found:
         raise InvalidValue(f"client {packet.client_id} has no consumer {packet.consumer} here")
@@ -280,11 +280,11 @@ def set_consumer_prefetch(
         check_no_other_experiment(consumer, session)
     for consumer in found:
         if packet.trial:
-            session.ties.use(replica)
+            session.resources.use(replica)
             set_experiment_prefetch(replica.dispatch, consumer, packet.prefetch, session)
         else:
-            consumer.trial = None
-            consumer.outlet.prefetch_changed(consumer.consumer, packet.prefetch)
+            consumer.experiment = None
+            consumer.target.prefetch_changed(consumer.consumer, packet.prefetch)
             replica.dispatch.set_prefetch(consumer, packet.prefetch)
     session.answer(Success(), frame.packet_id)
 
@@ -398,24 +398,24 @@ async def delete(session: Session, replica: Replica, packet: DeleteQueue, frame:
 
 
 async def set_owner(session: Session, replica: Replica, packet: SetOwner, frame: Frame) -> None:
-    await session.node.ownership.hand_over(replica, packet.member_id)
+    await session.node.ownership.transfer_ownership(replica, packet.member_id)
     session.answer(Success(), frame.packet_id)
 
 
 async def set_policy(session: Session, replica: Replica, packet: SetPolicy, frame: Frame) -> None:
-    if replica.info.alias_id and not session.guard.is_node:
+    if replica.info.alias_id and not session.authorizer.is_node:
         raise InvalidValue(
             f"{replica.info.title} has the policy of that queue: set it for the queue as a whole"
         )
     check_policy(packet.policy, replica.info.name, session.limits)
-    before = replica.holding.policy
+    before = replica.context.policy
     # A repeated request after a lost answer: the policy is set already.
     expected = None if before == packet.policy else packet.before
     try:
         await replica.set_policy(packet.policy, expected)
     except ChangedMeanwhile:
         raise policy_changed_meanwhile(replica.info.name) from None
-    if not session.guard.is_node:
+    if not session.authorizer.is_node:
         await record_policy_override(session, replica.info.name, before, packet.policy)
     if replica.info.elastic:
 
@@ -431,7 +431,7 @@ async def set_policy(session: Session, replica: Replica, packet: SetPolicy, fram
 
 async def redrive(session: Session, replica: Replica, packet: Redrive, frame: Frame) -> None:
     check_redrive(packet, session.limits)
-    count = await session.node.dead_letters.redrive(replica, packet, session.guard)
+    count = await session.node.dead_letters.redrive(replica, packet, session.authorizer)
     session.answer(RedriveResponse(count), frame.packet_id)
 
 

@@ -63,7 +63,7 @@ class QueueAgreement:
         self._ledger = AgreementLedger(agreement, history)
         if kept is not None and is_ours:
             # A violation that continues must not begin a second time.
-            self._ledger.go_on(kept.stands)
+            self._ledger.resume(kept.stands)
         self._seen: dict[str, deque[tuple[float, float]]] = {
             metric.name: deque(maxlen=_WINDOWS_MAX)
             for metric in agreement.metrics
@@ -84,11 +84,11 @@ class QueueAgreement:
         """The agreement with its warnings where they are now."""
         return self._ledger.agreement
 
-    def take(self, sample: AgreementSample) -> list[LedgerEntry]:
+    def add_sample(self, sample: AgreementSample) -> list[LedgerEntry]:
         """Add a sample and return the windows that it closes."""
         self._feel_service(sample)
         self._ledger.set_clock(sample.at_s)
-        entries = self._ledger.take(sample)
+        entries = self._ledger.add_sample(sample)
         for entry in entries:
             self.last = entry
             self._learn(entry)
@@ -115,7 +115,7 @@ class QueueAgreement:
         written = self.said.resources.reconfiguration_s
         return next((one for one in (seen, learned_s, boot_s, written) if one), None)
 
-    def pledge(self, sla_delta: float | None) -> WaitTarget:
+    def wait_target(self, sla_delta: float | None) -> WaitTarget:
         """Return the target for the law, from the current warning points."""
         waits = [
             (self._wait_of(metric), metric)

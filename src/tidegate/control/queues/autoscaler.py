@@ -152,13 +152,13 @@ class Autoscaler:
         held = unusable_reason(sample, scaling)
         if held is None and scaling.policy is ScalingPolicy.AGREEMENT:
             if isinstance(self._law, WaitLaw) and pledge is not None:
-                self._law.pledge = pledge
+                self._law.target = pledge
             elif pledge is None:
                 held = "held: no agreement", "There is no agreement that can be read."
         if held is not None:
             return self._held(sample, *held)
         reading = SampleTotals(sample)
-        period_s = self._history.take(reading, scaling)
+        period_s = self._history.update(reading, scaling)
         self._capacities.learn(reading, period_s)
         verdict = self._guard.observe(
             sample.at,
@@ -383,8 +383,8 @@ def _inputs(now: QueueSituation, reading: SampleTotals, law: object) -> dict[str
     if isinstance(law, WaitLaw):
         # The policy "agreement" does not use loads.
         del figures["min_load"], figures["max_load"]
-        if law.pledge.wait_s is not None:
-            figures["wait_warns_at_s"] = law.pledge.wait_s
+        if law.target.wait_s is not None:
+            figures["wait_warns_at_s"] = law.target.wait_s
     # An unknown input is left out instead of being shown as 0.
     if now.capacity_per_s is not None:
         figures["capacity_per_s"] = now.capacity_per_s
@@ -429,7 +429,7 @@ class ScalingHistory:
         # When the queue last had anything to do.
         self.busy_at = -math.inf
 
-    def take(self, reading: SampleTotals, scaling: Scaling) -> float:
+    def update(self, reading: SampleTotals, scaling: Scaling) -> float:
         """Record the changes since the last sample; return the length of the period in seconds.
 
         After an implausible gap (0 or less, or above PERIOD_MAX intervals) the polling interval is

@@ -196,7 +196,7 @@ class QueueLoop:
                 queue_id, number, ReplicaState.SERVING, epoch
             )
             crash_point("after-serving")
-        homes = self._upkeep.homes(topology, lambda number: self._seen(topology, number))
+        homes = self._upkeep.assignments(topology, lambda number: self._seen(topology, number))
         if homes is not None:
             changed |= await self._store.set_homes(queue_id, homes, epoch)
         return (await self._store.topology(queue_id) or topology) if changed else topology
@@ -241,7 +241,7 @@ class QueueLoop:
         if agreement is not None:
             self._keeping.reconfigured(self._autoscaler.lead_s)
             agreement.learn_warnings(scaling.boot_s, self._learned.warnings(agreement.said.name))
-            pledge = agreement.pledge(scaling.sla_delta)
+            pledge = agreement.wait_target(scaling.sla_delta)
             lessons = " ".join(f"{one.metric}: {one.because}." for one in agreement.lessons)
         guess = self.capacity_guess(topology)
         decision = self._autoscaler.decide(sample, pledge, None if guess is None else guess.value)
@@ -294,7 +294,7 @@ class QueueLoop:
             return
         failure = None
         if inside.action is not None:
-            failure = await self._carry_out(topology, inside.action, epoch)
+            failure = await self._execute(topology, inside.action, epoch)
         then = f"then the number of replicas, which is {decision.outputs.get('replicas', 0.0):.0f}"
         first = Decision(
             at=sample.at,
@@ -320,7 +320,7 @@ class QueueLoop:
             if recommends and not isinstance(action, NON_SCALING_ACTIONS) and not is_first:
                 left.append(action)
                 continue
-            failure = await self._carry_out(topology, action, epoch)
+            failure = await self._execute(topology, action, epoch)
             if failure is not None:
                 failures.append(failure)
                 if isinstance(action, Migrate) and self._autoscaler is not None:
@@ -351,14 +351,14 @@ class QueueLoop:
         numbers = ", ".join(str(replica.number) for replica in waiting)
         told = f"replica {numbers} waits for its workers ({topology.scaling.worker})"
         machines = await self._store.machines()
-        words = self._worker_words.of(topology.queue, waiting, machines, sample.at)
+        words = self._worker_words.errors_of(topology.queue, waiting, machines, sample.at)
         return ": ".join([told, *words[:1]])
 
     def _arrivals(self) -> str:
         numbers = ", ".join(map(str, self._came))
         return f"replica {numbers} serves now" if self._came else ""
 
-    async def _carry_out(self, topology: Topology, action: AnyAction, epoch: int) -> str | None:
+    async def _execute(self, topology: Topology, action: AnyAction, epoch: int) -> str | None:
         match action:
             case AddReplica(count):
                 self.pending += count
@@ -366,7 +366,7 @@ class QueueLoop:
             case CancelPending(count):
                 self.pending = max(self.pending - count, 0)
                 return None
-        return await self._actuator.carry_out(topology, action, epoch)  # type: ignore[arg-type]
+        return await self._actuator.execute(topology, action, epoch)  # type: ignore[arg-type]
 
     async def _add_here(self, topology: Topology, epoch: int) -> str | None:
         """Create the pending replicas at once; without a fleet every node has room.
@@ -393,7 +393,7 @@ class QueueLoop:
 #
 # A topology has ASSIGNMENT_SLOTS assignment slots. Each group and each receiver hashes to one of
 # them, and all its messages go to the replica assigned to this slot, in order. A negative number in
-# `homes` is a closed assignment: the slot is about to move to that replica.
+# `assignments` is a closed assignment: the slot is about to move to that replica.
 #
 # An assignment moves in two steps, so that no message overtakes another. First it is closed: a
 # member that still holds messages of the slot hands them over, and no member accepts new ones. When
@@ -445,7 +445,7 @@ class TopologyReconciler:
             and (replica.consumers > 0 or not has_worker or replica.machine_id is None)
         ]
 
-    def homes(self, topology: Topology, seen: ReadAssignments) -> list[int] | None:
+    def assignments(self, topology: Topology, seen: ReadAssignments) -> list[int] | None:
         """Return the new assignment of every slot; None if nothing changes.
 
         Empty means that the alias holds all groups and receivers again, because the last replica
@@ -459,7 +459,7 @@ class TopologyReconciler:
                 else None
             )
         homes = self._opened(topology, seen)
-        self._look(topology, seen)
+        self._observe(topology, seen)
         if not serving:
             # The last replicas drain. The alias takes over all slots once they are empty and open.
             is_over = all(p.state is ReplicaState.DRAINING for p in topology.replicas)
@@ -516,7 +516,7 @@ class TopologyReconciler:
                 homes[index] = -home
         return homes
 
-    def _look(self, topology: Topology, seen: ReadAssignments) -> None:
+    def _observe(self, topology: Topology, seen: ReadAssignments) -> None:
         holdings: dict[int, Collection[int] | None] = {
             place.number: None if (said := seen(place.number)) is None else said.held
             for place in topology.replicas
@@ -595,7 +595,7 @@ class WorkerErrors:
         # By replica number: since when, and the text.
         self._said: dict[int, tuple[float, str]] = {}
 
-    def of(
+    def errors_of(
         self,
         queue: str,
         waiting: Sequence[ReplicaSample],

@@ -118,7 +118,7 @@ class RabbitmqController:
             if actuator.topology.replicas:
                 self._say(f"waiting until the replicas of {self._queue} are empty")
             await self._periods(link, actuator, going, lambda: not actuator.topology.replicas)
-            await actuator.give_up()
+            await actuator.make_plain()
             return True
 
     async def _recommend(self, link: ControllerConnection, once: bool) -> None:
@@ -132,7 +132,7 @@ class RabbitmqController:
             due_at = self._clock.monotonic() + self._scaling.polling_interval_s
             # A plain queue is treated as a topology without replicas.
             topology = await self._find(link) or ElasticTopology(queue=self._queue, version=0)
-            look = await sensor.look(topology, self._clock.monotonic)
+            look = await sensor.poll(topology, self._clock.monotonic)
             decision = without_unmeasured(autoscaler.decide(look.sample), look)
             await self._journal.write(decision, NO_EPOCH)
             self._seen(topology, look, decision)
@@ -148,7 +148,7 @@ class RabbitmqController:
                 f"there is no queue {self._queue}: create it first; a worker that starts does"
             )
 
-    async def look(self) -> tuple[ElasticTopology, RabbitmqSample] | None:
+    async def inspect(self) -> tuple[ElasticTopology, RabbitmqSample] | None:
         """Return the topology and a sample without taking the lock; None if the queue is plain.
 
         Raises `QueueNotExisting`.
@@ -159,7 +159,7 @@ class RabbitmqController:
             if topology is None:
                 return None
             sensor = RabbitmqSensor(link, self._management)
-            return topology, await sensor.look(topology, self._clock.monotonic)
+            return topology, await sensor.poll(topology, self._clock.monotonic)
 
     async def _find(self, link: ControllerConnection) -> ElasticTopology | None:
         return await read_topology(await link.channel(), self._queue, is_empty_fine=True)
@@ -257,9 +257,9 @@ class LocalWorkers:
         """The workers' problems as one text; empty if there are none."""
         return "; ".join(filter(None, (workers.trouble for workers in self._workers.values())))
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """End all workers and wait for their drain."""
-        await asyncio.gather(*(workers.end() for workers in self._workers.values()))
+        await asyncio.gather(*(workers.stop() for workers in self._workers.values()))
         self._workers.clear()
 
 
@@ -327,25 +327,25 @@ class RabbitmqLoop:
         await self._journal.write(decision, NO_EPOCH)
         return decision
 
-    async def _look(self) -> RabbitmqSample:
+    async def _sense(self) -> RabbitmqSample:
         actuator = self._actuator
-        return await self._sensor.look(actuator.topology, self._monotonic, actuator.moved())
+        return await self._sensor.poll(actuator.topology, self._monotonic, actuator.take_moved())
 
     async def _keep_up(self) -> RabbitmqSample:
-        look, actuator = await self._look(), self._actuator
+        look, actuator = await self._sense(), self._actuator
         before = actuator.topology
         for number in look.missing:
             one = actuator.topology.replica(number)
             if one is not None and one.state is not ReplicaState.STARTING:
                 log.warning("replica %s of %s is gone: forgotten", number, look.sample.queue)
-                await actuator.forget(number)
+                await actuator.remove_replica(number)
         for replica in look.sample.replicas:
             if replica.state is ReplicaState.STARTING and replica.reachable:
                 await actuator.serve(replica.number)
             is_drained = replica.state is ReplicaState.DRAINING and not replica.share
             if is_drained and replica.reachable and not replica.waiting:
-                await actuator.let_go(replica.number)
-        return look if actuator.topology is before else await self._look()
+                await actuator.release_consumers(replica.number)
+        return look if actuator.topology is before else await self._sense()
 
     def _decide(self, look: RabbitmqSample) -> Decision:
         decision = without_unmeasured(self._autoscaler.decide(look.sample), look)
@@ -372,7 +372,7 @@ class RabbitmqLoop:
     async def _act(self, decision: Decision) -> Decision:
         failures = []
         for action in decision.actions:
-            failure = await self._actuator.carry_out(action)  # type: ignore[arg-type]
+            failure = await self._actuator.execute(action)  # type: ignore[arg-type]
             if failure is not None:
                 failures.append(failure)
         return msgspec.structs.replace(

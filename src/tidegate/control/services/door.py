@@ -197,7 +197,7 @@ class DoorLoop:
             bound = await self._store.admission(self._service)
         # Update the shares without a limit too, so that they are known when a limit is set.
         samples = await self._store.door_samples(self._service)
-        admission = self._shares.part(bound, samples, sample.door, self._calendar())
+        admission = self._shares.share_of(bound, samples, sample.door, self._calendar())
         if admission != self._admission:
             self._admission = _UNCERTAIN
             await self._door.set_admission(admission)
@@ -230,7 +230,7 @@ class DoorShares:
         # Recent requests per second, by door.
         self._per_s: dict[str, float] = {}
 
-    def part(
+    def share_of(
         self, in_flight_max: int | None, samples: Iterable[DoorSample], own: str, now: float
     ) -> int | None:
         """Return the part of the door called `own`; None if there is no limit."""

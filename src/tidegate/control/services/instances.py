@@ -217,7 +217,7 @@ class InstanceReconciler:
 
     def clean(self, crew: InstanceSet, reading: MergedServiceSample | None, at: float) -> None:
         """Remove drained instances, and replace failed and hanging ones."""
-        self._look(crew, reading, at)
+        self._observe(crew, reading, at)
         for instance in crew.of_state(InstanceState.DRAINING):
             if self._is_drained(instance, crew.service.spec, reading, at):
                 crew.remove(instance)
@@ -268,7 +268,7 @@ class InstanceReconciler:
 
     # Existing instances
 
-    def _look(self, crew: InstanceSet, reading: MergedServiceSample | None, at: float) -> None:
+    def _observe(self, crew: InstanceSet, reading: MergedServiceSample | None, at: float) -> None:
         now: set[tuple[int, str]] = set()
         for one in crew.instances.values():
             now.add((one.instance_id, one.state.value))
@@ -499,7 +499,7 @@ class MemoryShortage:
         # Whether several instances were short in the last sample, and none had enough.
         self.is_everybodys = False
 
-    def see(self, crew: InstanceSet, warning_bytes: float | None) -> None:
+    def observe(self, crew: InstanceSet, warning_bytes: float | None) -> None:
         """Use a new sample; `warning_bytes` is None if the agreement promises no free memory."""
         free = {
             one.instance_id: one.free_memory_bytes

@@ -14,7 +14,7 @@ the store has kept. Every write carries the leader's epoch.
 
 Failures:
 
-- `StaleEpoch` leaves `run_once`. The leader then calls `stand_down`, which drops all loops.
+- `StaleEpoch` leaves `run_once`. The leader then calls `reset`, which drops all loops.
 - Another `TidegateError` of one service is logged. The service keeps its state until its next
   period, and the others are not affected.
 - Any other exception is a bug. It is logged, and the service's detail says so, because otherwise
@@ -149,7 +149,7 @@ class HostingLoop:
                 if service.detail != said:
                     await self._store.set_service_detail(service.spec.name, said, epoch)
 
-    def stand_down(self) -> None:
+    def reset(self) -> None:
         """Stop and forget all service loops, because this node no longer leads."""
         self._due_at = float("-inf")
         for service in self.services.values():
@@ -236,11 +236,11 @@ class HostedServiceLoop:
         try:
             monitoring, configuration = await self._follow(service)
         except AgreementInvalid as error:
-            await self._say(service, f"its agreement cannot be read: {error}", epoch)
+            await self._report(service, f"its agreement cannot be read: {error}", epoch)
             return
         instances = await self._store.instances(name)
         samples = await self._store.door_samples(name)
-        measured = monitoring.take(samples, instances, now, self._clock.wall())
+        measured = monitoring.update(samples, instances, now, self._clock.wall())
         # Report windows before ordering anything: a window is closed once, and an order may fail.
         for entry in measured.entries:
             self._news.window(monitoring.agreement, entry)
@@ -248,7 +248,7 @@ class HostedServiceLoop:
             self._news.started(instance, took_s)
         admission = await self._store.admission(name)
         held = service.by_hand.in_flight_max
-        self._look_from_outside(
+        self._probe_doors(
             service, monitoring.agreement, measured, now, admission if held is None else held
         )
         decision = configuration.decide(
@@ -264,13 +264,13 @@ class HostedServiceLoop:
                 fleet_trouble=(_NO_FLEET if self._fleet_loop is None else self._fleet_loop.trouble),
             )
         )
-        lacks = self._shortage.take(configuration.lacks, now)
+        lacks = self._shortage.update(configuration.lacks, now)
         if lacks is not None:
             self._news.shortage(monitoring.agreement.name, lacks, self._clock.wall())
         await self._news.write(_doing(decision), epoch)
         await self._remember(service, configuration, epoch)
         await self._act(service, decision, epoch)
-        await self._say(service, _detail(monitoring.agreement, configuration), epoch)
+        await self._report(service, _detail(monitoring.agreement, configuration), epoch)
         await self._keep(service, monitoring, measured.entries, decision, epoch)
         await self._journal.write(decision, epoch)
 
@@ -290,7 +290,7 @@ class HostedServiceLoop:
             stood = self._standings.get(decision_subject(service.spec.name))
             kept = None if stood is None else StoredAgreementStatus.from_json(stood)
             self._monitoring = ServiceMonitor(agreement, kept)
-            self._news.go_on(agreement, kept)
+            self._news.resume(agreement, kept)
             self._shortage = CapacityShortage("" if kept is None else kept.lacks)
             self.configuration = ServiceAutoscaler(agreement, self._kept, by_hand=service.by_hand)
         elif self._said != service.spec.agreement:
@@ -300,7 +300,7 @@ class HostedServiceLoop:
             if self._monitoring.follow(agreement):
                 # The last window was judged by promises that no longer hold.
                 self._last = None
-                self._news.go_on(agreement, None)
+                self._news.resume(agreement, None)
             self.configuration.agreement = agreement
         self._said = service.spec.agreement
         self._move_warnings(self._monitoring, self.configuration)
@@ -335,10 +335,10 @@ class HostedServiceLoop:
     async def _act(self, service: Service, decision: Decision, epoch: int) -> None:
         for action in decision.actions:
             crash_point("before-service-order")
-            await self._carry_out(service.spec, action, epoch)
+            await self._execute(service.spec, action, epoch)
             crash_point("after-service-order")
 
-    async def _carry_out(self, spec: ServiceSpec, action: AnyAction, epoch: int) -> None:
+    async def _execute(self, spec: ServiceSpec, action: AnyAction, epoch: int) -> None:
         store, name = self._store, spec.name
         match action:
             case AddInstance(count, is_spare):
@@ -368,7 +368,7 @@ class HostedServiceLoop:
             case _:
                 raise AssertionError(f"{action} is not about a service")
 
-    async def _say(self, service: Service, detail: str, epoch: int) -> None:
+    async def _report(self, service: Service, detail: str, epoch: int) -> None:
         if service.detail != detail:
             await self._store.set_service_detail(service.spec.name, detail, epoch)
 
@@ -396,7 +396,7 @@ class HostedServiceLoop:
         )
         await self._store.keep_standing(decision_subject(service.spec.name), kept.to_json(), epoch)
 
-    def _look_from_outside(
+    def _probe_doors(
         self,
         service: Service,
         agreement: Agreement,
@@ -412,7 +412,7 @@ class HostedServiceLoop:
         self._probe.addresses = self._disagreements.addresses
         for sample in self._probe.tick(now):
             self._news.probed(sample)
-            said = self._disagreements.take(
+            said = self._disagreements.update(
                 sample, now, is_silent=measured.is_silent, is_bounded=admission is not None
             )
             if said is not None:

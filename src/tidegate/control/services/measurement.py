@@ -74,7 +74,7 @@ class ServiceMonitor:
             lateness_s=LATENESS_S,
         )
         if kept is not None and is_same:
-            self.ledger.go_on(kept.stands)
+            self.ledger.resume(kept.stands)
 
     def follow(self, agreement: Agreement) -> bool:
         """Use another document; return True if its promises, and so its budget, are new."""
@@ -89,7 +89,7 @@ class ServiceMonitor:
         """Use the same promises with other learned warnings; the history continues."""
         self.agreement = self.ledger.agreement = agreement
 
-    def take(
+    def update(
         self, samples: Sequence[DoorSample], instances: Sequence[Instance], at: float, wall: float
     ) -> MonitoringResult:
         """Return the merged sample, the closed windows and the open one.
@@ -100,13 +100,13 @@ class ServiceMonitor:
         free = [one.free_memory_bytes for one in instances]
         entries: list[LedgerEntry] = []
         self.ledger.set_clock(wall)
-        for interval in self._reader.take(samples, at):
+        for interval in self._reader.read(samples, at):
             sample = agreement_sample(interval.between, interval.interval_s, free)
             # A fast clock would close windows that other doors are still in, and a slow one would
             # find its window closed. Use this node's time instead of an implausible one.
             if not wall - LATENESS_S <= sample.at_s <= wall:
                 sample = replace(sample, at_s=wall)
-            entries += self.ledger.take(sample)
+            entries += self.ledger.add_sample(sample)
         entries += self.ledger.advance(wall)
         return MonitoringResult(
             reading=self._reader.reading(at),
@@ -125,7 +125,7 @@ class Disagreement:
         self._differs = 0
         self._agrees = 0
 
-    def take(
+    def update(
         self, probe: ProbeSample, reading: MergedServiceSample, *, is_bounded: bool = False
     ) -> str | None:
         """Return the text of a new disagreement, "" when it ends, None if nothing has changed.
@@ -177,7 +177,7 @@ class Disagreements:
         self._reading = reading
         self._heard_at |= dict.fromkeys(reading.addresses, reading.at)
         gone = [a for a, heard_at in self._heard_at.items() if reading.at - heard_at > _GIVEN_UP_S]
-        disagreed = [self._forget(address) for address in gone]
+        disagreed = [self._remove(address) for address in gone]
         return any(disagreed)
 
     @property
@@ -185,16 +185,16 @@ class Disagreements:
         """The addresses of the doors to probe."""
         return tuple(self._heard_at)
 
-    def _forget(self, address: str) -> bool:
+    def _remove(self, address: str) -> bool:
         """Remove a door and return whether it disagreed."""
         self._heard_at.pop(address, None)
         known = self._by_address.pop(address, None)
         return known is not None and bool(known.now)
 
-    def take(
+    def update(
         self, probe: ProbeSample, at: float, *, is_silent: bool, is_bounded: bool
     ) -> str | None:
-        """As `Disagreement.take`, for the probed door; `is_silent` means that no door reports."""
+        """As `Disagreement.update`, for the probed door; `is_silent` means that no door reports."""
         if probe.address not in self._heard_at:
             # The door was forgotten while the probe was on its way.
             return None
@@ -204,7 +204,7 @@ class Disagreements:
             said = own.take_alone(probe)
         elif self._reading is not None and at - self._reading.at <= _SAME_TIME_S:
             if probe.address in self._reading.addresses:
-                said = own.take(probe, self._reading, is_bounded=is_bounded)
+                said = own.update(probe, self._reading, is_bounded=is_bounded)
             else:
                 said = self._take_silent(probe, own)
         return f"{said} (asked at {probe.address})" if said else said
@@ -212,10 +212,10 @@ class Disagreements:
     def _take_silent(self, probe: ProbeSample, own: Disagreement) -> str | None:
         """Compare a door that is silent while others report."""
         if probe.nobody_listens:
-            return "" if self._forget(probe.address) else None
+            return "" if self._remove(probe.address) else None
         said = own.take_alone(probe, "the door reports no more")
         if own.is_over:
-            self._forget(probe.address)
+            self._remove(probe.address)
         return said
 
 

@@ -111,7 +111,7 @@ class DoorReader:
         self._read_at = -math.inf
         self._unread: set[str] = set()
 
-    def take(self, samples: Sequence[DoorSample], at: float) -> list[DoorInterval]:
+    def read(self, samples: Sequence[DoorSample], at: float) -> list[DoorInterval]:
         """Return the new intervals since the last call, each of one door."""
         if self._began_at is None and samples:
             self._began_at = at
@@ -260,11 +260,11 @@ class ServicePerformance:
         # Requests that waited in doors, in the last sample.
         self._waiting = 0
 
-    def see(
+    def observe(
         self, reading: MergedServiceSample, spec: ServiceSpec, instances: Sequence[Instance]
     ) -> None:
         """Update everything from a new sample of the doors."""
-        self.trend.see(reading.at, float(reading.in_hand))
+        self.trend.observe(reading.at, float(reading.in_hand))
         self.answered_per_s = reading.answered_per_s
         self._see_tails(reading)
         there = {one.instance_id: one for one in instances}
@@ -284,7 +284,7 @@ class ServicePerformance:
                 door_waited=bool(self._waiting and reading.waiting),
             )
             self._rates[instance.instance_id] = rate
-            self._capacities.setdefault(instance.instance_id, InstanceCapacity()).see(rate)
+            self._capacities.setdefault(instance.instance_id, InstanceCapacity()).observe(rate)
         self._waiting = reading.waiting
         newest = max((one.version for one in instances), default=0)
         usual = typical_capacity(
@@ -407,7 +407,7 @@ class ServicePerformance:
         for percentile, tail in self._tails.items():
             at_percentile = percentile_s(pooled, percentile)
             if mean is not None and at_percentile is not None:
-                tail.see(at_percentile, mean)
+                tail.observe(at_percentile, mean)
 
 
 # The input of one decision about an HTTP service.

@@ -110,10 +110,10 @@ class ServiceSizing:
         """Start with this number unless one is known already; apply the bounds in any case."""
         self._wanted = self._bounded(wanted if self._wanted is None else self._wanted)
 
-    def hold(self, crew: InstanceSet, instances: int, at: float) -> None:
+    def set_override(self, crew: InstanceSet, instances: int, at: float) -> None:
         """Use an override; without it the law continues from this number."""
         self._wanted = self._bounded(instances)
-        self._scale_in.again(at)
+        self._scale_in.restart(at)
         self._floor = None
         self.is_unhelped = False
         crew.rule = crew.rule or "manual"
@@ -184,7 +184,7 @@ class ServiceSizing:
             self._floor = (self.wanted + 1, load.in_hand, at + REMEMBERED_S)
         self._wanted = wanted
         self._raised_at = at
-        self._scale_in.again(at)
+        self._scale_in.restart(at)
 
     def _feed_back(
         self,
@@ -248,11 +248,11 @@ class ServiceSizing:
         )
         # A slow instance is worth less than one.
         slow = len(crew.counted_ids) - self._performance.effective(crew.counted_ids)
-        self._scale_in.see(at, max(room + math.ceil(slow - _PART), self._floor_now(load, at)))
+        self._scale_in.observe(at, max(room + math.ceil(slow - _PART), self._floor_now(load, at)))
         fewer = self._bounded(self.wanted - 1)
         if may_shrink and fewer < self.wanted and self._scale_in.may_go(at, self.wanted):
             self._wanted = fewer
-            self._scale_in.again(at)
+            self._scale_in.restart(at)
             self._fewer_at = at
             crew.rule = "one fewer holds with room"
             crew.because(
@@ -353,11 +353,11 @@ class ServiceAutoscaler:
         by_hand = self._size.by_hand = seen.service.by_hand
         instances = seen.service.held(seen.instances)
         if seen.reading is not None:
-            self.performance.see(seen.reading, seen.service.spec, instances)
+            self.performance.observe(seen.reading, seen.service.spec, instances)
         crew = InstanceSet(seen.service, instances)
         self._size.begin(crew.wanted_before)
         if by_hand.instances is not None:
-            self._size.hold(crew, by_hand.instances, seen.at)
+            self._size.set_override(crew, by_hand.instances, seen.at)
         self._upkeep.clean(crew, seen.reading, seen.at)
         is_measured = seen.reading is not None
         load = self._size.load(crew)
@@ -412,7 +412,7 @@ class ServiceAutoscaler:
 
     def _replace_overloaded(self, crew: InstanceSet, at: float) -> None:
         memory = next((one for one in self.agreement.metrics if one.name == "free_memory"), None)
-        self._memory.see(crew, None if memory is None else memory.warning)
+        self._memory.observe(crew, None if memory is None else memory.warning)
         for instance in crew.ready:
             if self._inside.slow_readings(instance.instance_id) >= OVERLOADED_READINGS:
                 self._upkeep.replace(crew, instance, "stays slower than the others", at)

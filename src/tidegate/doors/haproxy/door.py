@@ -233,7 +233,7 @@ class HaproxyDoor:
     async def _order_wanted(self) -> None:
         async with self._turn:
             if self._orders is not None and self._process is not None and self._process.alive:
-                await self._orders.carry_out(self._wanted_now())
+                await self._orders.execute(self._wanted_now())
 
     async def _end_sessions(self) -> None:
         """Put draining servers into maintenance when their session grace is over.
@@ -277,7 +277,7 @@ class HaproxyDoor:
             raise InvalidValue("the door has seen nothing before start()")
         try:
             async with sensor.turn:
-                await sensor.look()
+                await sensor.poll()
                 trouble = trouble or sensor.dropped_lines()
             kept = sensor.kept(self._kept)
             if kept != self._kept:
@@ -307,7 +307,7 @@ class HaproxyDoor:
                 async with self._turn, self._sensor.turn:
                     if self._orders is None or not self._orders.leaving:
                         continue
-                    await self._sensor.look()
+                    await self._sensor.poll()
                     for name in await self._orders.delete_leaving():
                         self._sensor.deleted(name)
             except TidegateError as failure:

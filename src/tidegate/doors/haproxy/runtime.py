@@ -123,7 +123,7 @@ class RuntimeSocket:
         """Execute commands in order, and return their answers as text for people."""
         return parse_texts(await self._asked("; ".join(commands)))
 
-    async def order_and_look(
+    async def execute_and_read(
         self, commands: Sequence[str], proxies: Sequence[str]
     ) -> tuple[str, Rows]:
         """Execute commands in order; return their answers, and these proxies' rows after them."""
@@ -214,14 +214,14 @@ class RuntimeCommands:
         # Whether a command may have changed HAProxy without being recorded.
         self._doubted = False
 
-    async def carry_out(self, wanted: Sequence[Backend]) -> None:
+    async def execute(self, wanted: Sequence[Backend]) -> None:
         """Give HAProxy exactly the `wanted` servers.
 
         Raises IoFailure, with HAProxy's text, if it does not show them afterwards.
         """
         there = self._known.keys() | self.leaving
         if self._doubted:
-            there = await self._look_anew()
+            there = await self._reset()
         commands: list[str] = []
         if (spare := backup_server_name(wanted)) != self._stand_in:
             # First the backup: a server that is about to drain must not remain the backup.
@@ -237,7 +237,7 @@ class RuntimeCommands:
         said = ""
         rows: Rows = {}
         for i in range(0, len(commands), _COMMANDS_AT_ONCE):
-            words, rows = await self._runtime.order_and_look(
+            words, rows = await self._runtime.execute_and_read(
                 commands[i : i + _COMMANDS_AT_ONCE], (BACKEND,)
             )
             said = f"{said} {words}".strip()
@@ -247,9 +247,9 @@ class RuntimeCommands:
         self.leaving = unwanted
         self._doubted = False
 
-    async def _look_anew(self) -> set[str]:
+    async def _reset(self) -> set[str]:
         """Discard the recorded settings, and return the names of the existing servers."""
-        _, rows = await self._runtime.order_and_look((), (BACKEND,))
+        _, rows = await self._runtime.execute_and_read((), (BACKEND,))
         self._known.clear()
         self._stand_in = None
         self.leaving.clear()
@@ -297,7 +297,7 @@ class RuntimeCommands:
         """Delete servers in maintenance that have no connection left; return their names."""
         commands = [f"del server {BACKEND}/{name}" for name in self.leaving]
         doubted, self._doubted = self._doubted, True
-        _, rows = await self._runtime.order_and_look(commands, (BACKEND,))
+        _, rows = await self._runtime.execute_and_read(commands, (BACKEND,))
         self._doubted = doubted
         deleted = [name for name in self.leaving if name not in rows]
         for name in deleted:

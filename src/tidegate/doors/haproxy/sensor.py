@@ -74,7 +74,7 @@ class HaproxySensor:
         self._tally.deleted(server)
         self.log.forget(server)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Poll the running HAProxy; raise Unavailable if it does not answer.
 
         The caller holds `turn`.
@@ -88,13 +88,13 @@ class HaproxySensor:
         self._lines_dropped = counter_value(info, "DroppedLogs")
         # Read the log after the figures: the lines of all counted requests are in the pipe by now.
         self.log.read()
-        self._tally.look(
+        self._tally.update(
             rows.get("FRONTEND", {}),
             _servers(rows),
             self.log.taken_probes(),
             probes_begun=counter_value(info, PROBES),
         )
-        self._silence.look(_servers(rows), monotonic())
+        self._silence.update(_servers(rows), monotonic())
 
     def dropped_lines(self) -> str:
         """Return a text if log lines were dropped since the previous call; "" means none."""
@@ -200,7 +200,7 @@ class CounterTotals:
         self._classes_said: Counter[str] = Counter()
         self._servers_said: dict[str, ServerCounts] = {}
 
-    def look(
+    def update(
         self,
         frontend: Row,
         servers: Rows,
@@ -451,7 +451,7 @@ class _Stretch:
         # Time of the sample, and the number of requests sent since the sample before.
         self._sent: deque[tuple[float, int]] = deque(maxlen=_SAMPLES_MAX)
 
-    def look(self, row: Row, at: float) -> list[tuple[float, int]]:
+    def update(self, row: Row, at: float) -> list[tuple[float, int]]:
         """Return the waiting requests as (latest possible time of sending, count), oldest first."""
         sent = counter_value(row, "stot")
         if sent > self.sent:
@@ -476,7 +476,7 @@ class UnresponsiveServers:
         self._stretches: dict[str, _Stretch] = {}
         self._waiting: list[tuple[float, int]] = []
 
-    def look(self, servers: Rows, at: float) -> None:
+    def update(self, servers: Rows, at: float) -> None:
         """Take a sample of the running HAProxy's servers."""
         self._stretches = {name: one for name, one in self._stretches.items() if name in servers}
         self._waiting = []
@@ -487,7 +487,7 @@ class UnresponsiveServers:
             if stretch is None or not is_same or counter_value(row, "stot") < stretch.sent:
                 self._stretches[name] = _Stretch(row)
             else:
-                self._waiting += stretch.look(row, at)
+                self._waiting += stretch.update(row, at)
 
     def unanswered(self, at: float, probes: int) -> list[tuple[float, int]]:
         """Return the waiting requests as (seconds waited at least, count), without probes.

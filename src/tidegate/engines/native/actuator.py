@@ -54,7 +54,7 @@ from tidegate.protocol.catalogue import SetPolicy
 from tidegate.protocol.cluster import MigrateClients, Pull, SetOwner
 from tidegate.protocol.packet import Packet, Request
 
-# Address of a node, the request, and the timeout in seconds: `NodeClients.ask`.
+# Address of a node, the request, and the timeout in seconds: `NodeClients.request`.
 Ask = Callable[[str, Request, float], Awaitable[Packet]]
 
 # Longer than a commit of the moved messages, and short enough not to delay the loop.
@@ -79,7 +79,7 @@ class NativeActuator:
         self._store = store
         self._ask = ask
 
-    async def carry_out(self, topology: Topology, action: Action, epoch: int) -> str | None:
+    async def execute(self, topology: Topology, action: Action, epoch: int) -> str | None:
         """Execute one action; return None if it was done, else a sentence that says why not.
 
         Raises StaleEpoch if `epoch` is no longer the leader's: the caller must then stop.

@@ -96,7 +96,7 @@ class ConsumerCredit:
 
     # Sensing
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Poll the consumer; called several times per sample."""
         consumer = self.consumer
         outstanding = consumer.book.outstanding
@@ -105,7 +105,7 @@ class ConsumerCredit:
         if outstanding < consumer.prefetch:
             self._unused += 1
         if self.sojourn is not None:
-            self.sojourn.look(now)
+            self.sojourn.update(now)
             self._probed |= self.sojourn.probing is not None
 
     @property
@@ -175,14 +175,14 @@ class ConsumerCredit:
         probing = self.probing
         return prefetch if probing is None else min(prefetch, probing)
 
-    def tell(self, level: float) -> None:
+    def notify_consumer(self, level: float) -> None:
         """Inform the client of a new level if it differs enough from the last one reported."""
         wanted = math.ceil(level)
         if self.consumer.limit is not None:
             wanted = min(wanted, self.consumer.limit)
         if abs(wanted - self._told) > _TOLD_PART * self._told:
             self._told = wanted
-            self.consumer.outlet.prefetch_changed(self.consumer.consumer, wanted)
+            self.consumer.target.prefetch_changed(self.consumer.consumer, wanted)
 
     def close(self) -> None:
         """End the measurements of the estimator."""
@@ -284,10 +284,10 @@ class SojournEstimator:
         waiting = outstanding * (1.0 - self.base_s / max(self._mean_s, 1e-9))
         return max(waiting - (together - 1.0), 0.0)
 
-    def look(self, now: float) -> None:
+    def update(self, now: float) -> None:
         """Begin, continue or end a probe, as is due."""
         if self.probing is not None:
-            self._go_on(self.probing, now)
+            self._continue_probe(self.probing, now)
         elif self._consumer.meters.probe is not None:
             self._wait_for_all(self._consumer.meters.probe, now)
         elif self._is_worth_it() and (now >= self._probe_at or self._is_otherwise(now)):
@@ -321,7 +321,7 @@ class SojournEstimator:
         self.probing = max(int(in_use / 2.0), 1)
         self._began_at = now
 
-    def _go_on(self, probing: int, now: float) -> None:
+    def _continue_probe(self, probing: int, now: float) -> None:
         """Continue a probe: let the outstanding messages drain, then count deliveries."""
         meters, lasted_s = self._consumer.meters, now - self._began_at
         delivered = meters.delivered.total
@@ -404,18 +404,18 @@ class ExistingConsumers:
         self._consumers = consumers
         self._prefetch = math.nan
         count = len(consumers)
-        self.says = (
+        self.description = (
             f"{'the consumer' if count == 1 else f'the {count} consumers'} of {queue}, as "
             f"{'it is' if count == 1 else 'they are'}"
         )
-        self.leaves = (
+        self.restored_text = (
             f"the consumers of {queue} have the prefetch again that they asked for"
             if count > 1
             else f"the consumer of {queue} has the prefetch again that it asked for"
         )
 
     @classmethod
-    async def of(cls, client: Client, queue: str) -> ExistingConsumers:
+    async def find(cls, client: Client, queue: str) -> ExistingConsumers:
         """Return the present consumers of a queue.
 
         Raises NoConsumers if there are none. Raises InvalidValue if nodes control their prefetch

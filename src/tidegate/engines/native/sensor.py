@@ -45,7 +45,7 @@ from tidegate.protocol.cluster import Stats
 from tidegate.protocol.packet import Request
 
 Members = Callable[[], Awaitable[list[MemberInfo]]]
-# Address of a node, the request, and the timeout in seconds: `NodeClients.asked`.
+# Address of a node, the request, and the timeout in seconds: `NodeClients.request_with_body`.
 StatsRequest = Callable[[str, Request, float], Awaitable[Response]]
 # A silent node that still counts as live must not hold up all others.
 _ANSWER_S = 2.0
@@ -82,7 +82,7 @@ class _Queue:
         # The time of these stats, by the owner's clock and by the sensor's.
         self.counted_s, self.seen_at = owner.uptime_s, now
 
-    def look(self, numbers: SensorQueueStats, owner: SensorNodeStats, now: float) -> None:
+    def update(self, numbers: SensorQueueStats, owner: SensorNodeStats, now: float) -> None:
         lasted_s = owner.uptime_s - self.counted_s
         if numbers.epoch == self.epoch and lasted_s < _SHORTEST_S:
             self.numbers, self.seen_at = numbers, now
@@ -111,7 +111,7 @@ class _Node:
         self.free_memory_bytes = numbers.memory_bound_bytes - numbers.memory_resident_bytes
         self.uptime_s = numbers.uptime_s
 
-    def look(self, numbers: SensorNodeStats) -> None:
+    def update(self, numbers: SensorNodeStats) -> None:
         lasted_s = numbers.uptime_s - self.uptime_s
         if 0.0 <= lasted_s < _SHORTEST_S:
             return
@@ -136,7 +136,7 @@ class NativeSensor:
         self._nodes: dict[int, _Node] = {}
         self._serving_since: dict[int, float] = {}
 
-    async def look(self, topologies: Sequence[Topology], now: Callable[[], float]) -> None:
+    async def poll(self, topologies: Sequence[Topology], now: Callable[[], float]) -> None:
         """Poll all nodes once; the answers hold for all samples until the next poll."""
         alive = [member.address for member in await self._members() if member.alive]
         answers = await asyncio.gather(*map(self._ask, alive))
@@ -165,7 +165,7 @@ class NativeSensor:
             if known is None:
                 self._nodes[node.member_id] = _Node(node)
             else:
-                known.look(node)
+                known.update(node)
             for numbers in node.queues:
                 if numbers.queue_id not in wanted:
                     continue
@@ -174,7 +174,7 @@ class NativeSensor:
                 if other is None:
                     self._queues[numbers.queue_id] = _Queue(numbers, node, now)
                 elif numbers.epoch >= other.epoch:
-                    other.look(numbers, node, now)
+                    other.update(numbers, node, now)
                 else:
                     continue
                 self._owners[numbers.queue_id] = node.member_id

@@ -115,11 +115,11 @@ class RabbitmqActuator:
         await self._write(found)
         return self.topology
 
-    async def give_up(self) -> None:
+    async def make_plain(self) -> None:
         """Make the queue plain again; its replicas must be gone."""
         await end_alias(self._link, msgspec.structs.replace(self.topology, is_over=True))
 
-    def moved(self) -> dict[int, int]:
+    def take_moved(self) -> dict[int, int]:
         """Return the messages moved since the previous call, by number of the target.
 
         The broker counts them as published, and they are not new.
@@ -127,7 +127,7 @@ class RabbitmqActuator:
         moved, self._moved = self._moved, {}
         return moved
 
-    async def carry_out(self, action: Action) -> str | None:
+    async def execute(self, action: Action) -> str | None:
         """Execute one action; return None if it was done, else a sentence that says why not.
 
         Raises Unavailable if the connection, and with it the lock, is lost.
@@ -174,7 +174,7 @@ class RabbitmqActuator:
         await self._set_state(number, ReplicaState.SERVING)
         crash_point("after-serving")
 
-    async def let_go(self, number: int) -> None:
+    async def release_consumers(self, number: int) -> None:
         """Mark a draining, empty replica as leaving, so that its consumers stop."""
         one = self.topology.replica(number)
         if one is not None and not one.is_leaving:
@@ -182,7 +182,7 @@ class RabbitmqActuator:
             await self._write(self.topology.with_replica(leaving))
             crash_point("after-let-go")
 
-    async def forget(self, number: int) -> None:
+    async def remove_replica(self, number: int) -> None:
         """Remove a replica whose queue is gone, however it was deleted."""
         await self._clear_holders(number)
         await self._write(self.topology.without(number))
@@ -258,7 +258,7 @@ class RabbitmqActuator:
             except NameConflict as came:
                 return f"something came to replica {number} at the last moment: {came}"
             crash_point("after-replica-ended")
-        await self.forget(number)
+        await self.remove_replica(number)
         return None
 
     async def holders(self, number: int) -> int:

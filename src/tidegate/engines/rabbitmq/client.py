@@ -149,7 +149,7 @@ class RabbitmqClient:
     async def queue(self, name: str) -> RabbitmqQueue:
         """Return a queue's length and consumers; raise QueueNotExisting if there is none."""
         check_name(name)
-        found = [await self.queues.look(one) for one in await self._names(name)]
+        found = [await self.queues.inspect(one) for one in await self._names(name)]
         # A consumer of an elastic queue consumes from all replicas, or is bound to one.
         consumers = max(one.consumers for one in found)
         return RabbitmqQueue(name, sum(one.messages for one in found), consumers)
@@ -216,7 +216,7 @@ class RabbitmqClient:
             properties, delay_s = properties_of(message_id, special, headers, time.time())
             if delay_s:
                 # The delay queue accepts the message even if its target queue does not exist.
-                await self.queues.look(queue)
+                await self.queues.inspect(queue)
             elif topology is not None:
                 key = options.get("group") or str(message_id)
                 await self._publish_spread(queue, data, properties, key)
@@ -232,7 +232,7 @@ class RabbitmqClient:
             await self._publisher.publish(payload, properties, key, exchange=queue)
         except QueueNotExisting:
             # The exchange was deleted by hand.
-            self.news.forget(queue)
+            self.news.invalidate(queue)
             await self._publisher.publish(payload, properties, queue)
 
     async def put_many(

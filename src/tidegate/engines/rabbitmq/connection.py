@@ -125,7 +125,7 @@ class RabbitmqConnection:
         # Adding the same filter twice has no effect.
         logging.getLogger("aiormq.connection").addFilter(_is_worth_logging)
         await self._connect()
-        self.spawn(self._keep())
+        self.spawn(self._stay_connected())
 
     async def _open_late(self) -> None:
         """Open the connection with its first use; in an outage, keep trying in the background."""
@@ -135,7 +135,7 @@ class RabbitmqConnection:
                     await self.open()
                 except RetryLater as failure:
                     self._failure = failure
-                    self.spawn(self._keep())
+                    self.spawn(self._stay_connected())
                 self._opens_when_needed = False
 
     async def close(self) -> None:
@@ -150,7 +150,7 @@ class RabbitmqConnection:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         # Wake the waiting calls, which then raise Unavailable.
         self._up.set()
-        self._outage.forget(self)
+        self._outage.remove(self)
         await self._hang_up()
 
     async def _hang_up(self) -> None:
@@ -284,7 +284,7 @@ class RabbitmqConnection:
         self._failure = Unavailable(f"the connection to RabbitMQ at {self.address.shown} was lost")
         self._up.set()
 
-    async def _keep(self) -> None:
+    async def _stay_connected(self) -> None:
         """Make another connection whenever the present one has ended."""
         backoff_s, clock = _BACKOFF_FIRST_S, asyncio.get_running_loop().time
         while True:
@@ -348,7 +348,7 @@ class OutageTracker:
             if not self._lost:
                 log.info("connected to RabbitMQ again", extra={"url": self._shown})
 
-    def forget(self, connection: object) -> None:
+    def remove(self, connection: object) -> None:
         """Remove a connection whose client is closed."""
         self._lost.discard(connection)
 

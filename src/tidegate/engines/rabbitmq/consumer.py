@@ -136,16 +136,16 @@ class RabbitmqConsumer:
             former = list(self._consumers)
             for name, holders in wanted.values():
                 if holders is not None and name not in self._standing:
-                    await self._rpc(self._stand(name, holders))
+                    await self._rpc(self._join_holders(name, holders))
                 if name not in self._consumers:
                     await self._rpc(self._consume(name))
             if not self.is_classic:
                 for name in former:
                     await self._turn(name)
             for name in list(self._standing):
-                await self._leave(name)
+                await self._leave_holders(name)
 
-    async def _leave(self, name: str) -> None:
+    async def _leave_holders(self, name: str) -> None:
         """Leave the holders queue of a removed source if none of its messages is held."""
         if name in self._standing and name not in self._consumers and not self._held_of[name]:
             # The broker must read the acks before the cancel.
@@ -156,9 +156,9 @@ class RabbitmqConsumer:
         with contextlib.suppress(TidegateError):
             async with self._turning:
                 if not self.lost:
-                    await self._leave(name)
+                    await self._leave_holders(name)
 
-    async def ended(self) -> TidegateError:
+    async def wait_closed(self) -> TidegateError:
         """Wait until the channel has ended; return the reason."""
         closing = self._channel.closing
         await asyncio.wait({closing})
@@ -271,7 +271,7 @@ class RabbitmqConsumer:
         tag = await self._begin_consumer(name, partial(self._delivered, name), part)
         self._consumers[name] = tag
 
-    async def _stand(self, name: str, holders: str) -> None:
+    async def _join_holders(self, name: str, holders: str) -> None:
         """Register at the holders queue of a source."""
         self._standing[name] = await self._begin_consumer(holders, _nothing, 1)
 
@@ -339,7 +339,7 @@ class RabbitmqConsumer:
         self._on_arrived(self, delivered)
         self._make_up(source)
 
-    def _gone(self, tag: int) -> None:
+    def _on_settled(self, tag: int) -> None:
         """Count a settled message, whose settlement is already on its way to the broker."""
         source = self._source_of.pop(tag)
         self._held_of[source] -= 1
@@ -388,7 +388,7 @@ class RabbitmqConsumer:
                 for tag in tags[len(together) :]:
                     await self._channel.basic_ack(tag, wait=False)
                 for tag in tags:
-                    self._gone(tag)
+                    self._on_settled(tag)
 
     async def _flush(self) -> None:
         self._release_acks()
@@ -426,7 +426,7 @@ class RabbitmqConsumer:
         # Forget the tag only after the nack is sent: until then an ack of all lower tags would
         # include it.
         self._forget(tag)
-        self._gone(tag)
+        self._on_settled(tag)
 
     async def settle_after(self, tag: int, work: Coroutine[Any, Any, None]) -> None:
         """Acknowledge a message after `work` has stored it elsewhere, or requeue it."""

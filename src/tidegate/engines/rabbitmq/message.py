@@ -41,7 +41,7 @@ class RabbitmqMessage:
         self,
         delivered: DeliveredMessage,
         queue: str,
-        leg: RabbitmqConsumer | None,
+        consumer: RabbitmqConsumer | None,
         retries: RetryQueues,
     ) -> None:
         self.payload: bytes = delivered.body
@@ -49,7 +49,7 @@ class RabbitmqMessage:
         self.queue = queue
         self._tag = delivered.delivery_tag or 0
         self._by_the_broker = bool(delivered.redelivered)
-        self._leg = leg
+        self._leg = consumer
         self._retries = retries
 
     def __repr__(self) -> str:
@@ -147,11 +147,11 @@ class RabbitmqMessage:
 
         A quorum queue counts a requeued message as failed, so there it is published again.
         """
-        leg = self._held_by()
-        if leg.is_classic:
-            await leg.requeue(self._tag)
+        consumer = self._held_by()
+        if consumer.is_classic:
+            await consumer.requeue(self._tag)
         else:
-            await leg.settle_after(self._tag, self._retries.unbegun(self))
+            await consumer.settle_after(self._tag, self._retries.unbegun(self))
 
 
 class RabbitmqBatch:

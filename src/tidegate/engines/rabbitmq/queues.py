@@ -56,7 +56,7 @@ class RabbitmqQueues:
         self._queue_type = address.queue_type
         self._classic: dict[str, bool] = {}
 
-    async def look(self, name: str) -> RabbitmqQueue:
+    async def inspect(self, name: str) -> RabbitmqQueue:
         """Return a queue's state; raise QueueNotExisting or Forbidden."""
 
         async def passive(channel: AbstractChannel) -> RabbitmqQueue:
@@ -79,7 +79,7 @@ class RabbitmqQueues:
         if not durable and self._queue_type != "classic":
             raise InvalidValue(f"a {self._queue_type} queue is durable: leave durable=False out")
         try:
-            await self.look(name)
+            await self.inspect(name)
         except QueueNotExisting:
             pass
         else:
@@ -142,7 +142,7 @@ class RabbitmqQueues:
         return kept
 
     async def delete(self, name: str) -> None:
-        await self.look(name)
+        await self.inspect(name)
         self._classic.pop(name, None)
 
         async def delete(channel: AbstractChannel) -> None:
@@ -165,13 +165,13 @@ class RabbitmqQueues:
         delivered = await self._errands.run(f"queue {name!r}", get, repeatable=False)
         return None if delivered.delivery_tag is None else delivered
 
-    def forget(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """Discard the known type: the queue may have been created again with another one."""
         self._classic.pop(name, None)
 
     async def is_classic(self, name: str) -> bool:
         """Return whether a queue is classic; raise QueueNotExisting if there is none."""
-        await self.look(name)
+        await self.inspect(name)
         known = self._classic.get(name)
         if known is None:
             known = self._classic[name] = await self._probe(name)

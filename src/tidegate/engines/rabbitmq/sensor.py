@@ -67,7 +67,7 @@ class RabbitmqSensor:
         self._sum_at: tuple[float, int] | None = None
         self._growth_per_s = 0.0
 
-    async def look(
+    async def poll(
         self,
         topology: ElasticTopology,
         now: Callable[[], float],

@@ -114,7 +114,7 @@ class RabbitmqSubscription:
             raise
         self._open = True
         self._following = self._client.spawn(self._follow())
-        self._keeping = self._client.spawn(self._keep(self._leg))
+        self._keeping = self._client.spawn(self._stay_subscribed(self._leg))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -157,24 +157,24 @@ class RabbitmqSubscription:
         if topology is not None:
             is_classic = is_classic and topology.is_classic
         channel = await self._client.lifeline.channel()
-        leg = RabbitmqConsumer(
+        consumer = RabbitmqConsumer(
             channel,
             self.queue,
             is_classic=is_classic,
             prefetch=self.prefetch,
-            on_arrived=self._take_in,
+            on_arrived=self._receive,
         )
         try:
-            await leg.begin(await self._sources())
+            await consumer.begin(await self._sources())
             # The prefetch may have changed meanwhile.
-            await leg.set_prefetch(self.prefetch)
+            await consumer.set_prefetch(self.prefetch)
         except BaseException:
             # The queue may have another type or other replicas by now.
-            self._client.queues.forget(self.queue)
-            self._client.news.forget(self.queue)
-            await leg.end()
+            self._client.queues.remove(self.queue)
+            self._client.news.invalidate(self.queue)
+            await consumer.end()
             raise
-        return leg
+        return consumer
 
     async def _sources(self) -> list[ReplicaSource]:
         """Return the existing sources; a replica may be gone since the last topology."""
@@ -183,8 +183,8 @@ class RabbitmqSubscription:
         for source in sources_of(topology, self.queue, self._bound):
             try:
                 if source.holders is not None:
-                    await self._client.queues.look(source.name)
-                    await self._client.queues.look(source.holders)
+                    await self._client.queues.inspect(source.name)
+                    await self._client.queues.inspect(source.holders)
             except QueueNotExisting:
                 continue
             found.append(source)
@@ -195,24 +195,24 @@ class RabbitmqSubscription:
         while True:
             await self._topology_changed.wait()
             self._topology_changed.clear()
-            leg = self._leg
-            if leg is None or leg.lost or self._drained:
+            consumer = self._leg
+            if consumer is None or consumer.lost or self._drained:
                 continue
             try:
-                await leg.follow(await self._sources())
+                await consumer.follow(await self._sources())
             except TidegateError as failure:
                 # Either the channel is lost, and the next consumer reads the topology, or it is
                 # tried again.
                 log.info("%s: its replicas are looked for again: %s", self.queue, failure)
-                self._client.news.forget(self.queue)
-                if not leg.lost:
+                self._client.news.invalidate(self.queue)
+                if not consumer.lost:
                     await asyncio.sleep(_BACKOFF_MAX_S)
                     self._topology_changed.set()
 
-    async def _keep(self, leg: RabbitmqConsumer) -> None:
+    async def _stay_subscribed(self, consumer: RabbitmqConsumer) -> None:
         """Make another consumer whenever the channel has ended."""
         while True:
-            reason = await leg.ended()
+            reason = await consumer.wait_closed()
             self.interruptions += 1
             self._forget_lost()
             log.info(
@@ -220,11 +220,11 @@ class RabbitmqSubscription:
                 extra={"queue": self.queue, "reason": str(reason)},
             )
             backoff_s = _BACKOFF_FIRST_S
-            while leg.lost:
+            while consumer.lost:
                 if self._drained:
                     return
                 try:
-                    leg = self._leg = await self._new_leg()
+                    consumer = self._leg = await self._new_leg()
                     # Changes of the topology meanwhile were applied to the lost consumer.
                     self._topology_changed.set()
                 except RetryLater:
@@ -235,7 +235,7 @@ class RabbitmqSubscription:
                     self._news.set()
                     return
             if self._drained:
-                await leg.end()
+                await consumer.end()
 
     def _forget_lost(self) -> None:
         """Drop buffered messages that have returned to their queue."""
@@ -243,8 +243,8 @@ class RabbitmqSubscription:
 
     # Messages
 
-    def _take_in(self, leg: RabbitmqConsumer, delivered: DeliveredMessage) -> None:
-        message = RabbitmqMessage(delivered, self.queue, leg, self._client.retries)
+    def _receive(self, consumer: RabbitmqConsumer, delivered: DeliveredMessage) -> None:
+        message = RabbitmqMessage(delivered, self.queue, consumer, self._client.retries)
         if is_expired(message.properties):
             self._client.spawn(_dropped(message))
             return
@@ -305,21 +305,21 @@ class RabbitmqSubscription:
         """Set the maximum of unacknowledged messages, live."""
         check_count("prefetch", prefetch)
         self.prefetch = prefetch
-        leg = self._leg
-        if leg is not None and not leg.lost:
+        consumer = self._leg
+        if consumer is not None and not consumer.lost:
             # Without a connection, the next consumer begins with it.
             with contextlib.suppress(RetryLater):
-                await leg.set_prefetch(prefetch)
+                await consumer.set_prefetch(prefetch)
 
     async def drain(self) -> None:
         """Stop receiving: return the buffered messages, and keep those already taken."""
         self._drained = True
-        leg = self._leg
-        if leg is None or leg.lost:
+        consumer = self._leg
+        if consumer is None or consumer.lost:
             return
         # If it fails, the channel is lost, and all messages have returned to the queue.
         with contextlib.suppress(TidegateError):
-            await leg.stop()
+            await consumer.stop()
             unbegun, self._arrived = self._arrived, deque()
             await asyncio.gather(*(message.release() for message in unbegun))
 

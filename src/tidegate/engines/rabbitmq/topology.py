@@ -446,7 +446,7 @@ class TopologyFeed:
                     await patience.wait(lost)
         return self._current(queue)
 
-    def forget(self, queue: str) -> None:
+    def invalidate(self, queue: str) -> None:
         """Discard a topology that proved wrong; the next call of `topology` reads it again."""
         self._known.pop(queue, None)
 
@@ -468,7 +468,7 @@ class TopologyFeed:
                 self._may_listen = False
                 log.info("replicas are looked for now and then: %s", refusal)
         if self._keeping is None or self._keeping.done():
-            self._keeping = self._lifeline.spawn(self._keep())
+            self._keeping = self._lifeline.spawn(self._stay_subscribed())
         before = self._known.get(queue)
         try:
             found = await self._read(queue)
@@ -520,7 +520,7 @@ class TopologyFeed:
             for heard in list(self._heard.get(queue, ())):
                 heard()
 
-    async def _keep(self) -> None:
+    async def _stay_subscribed(self) -> None:
         """Listen and read again when the channel has closed; without permission, poll."""
         backoff_s = _BACKOFF_FIRST_S
         while True:

@@ -123,7 +123,7 @@ class ScaleIn:
         self._needed: deque[tuple[float, int]] = deque()
         self._since: float | None = None
 
-    def see(self, at: float, needed_with_room: int) -> None:
+    def observe(self, at: float, needed_with_room: int) -> None:
         """Record the number of instances needed now, with reserve."""
         if self._since is None:
             self._since = at
@@ -134,7 +134,7 @@ class ScaleIn:
         while self._needed[0][0] < at - self.cooldown_s:
             self._needed.popleft()
 
-    def again(self, at: float) -> None:
+    def restart(self, at: float) -> None:
         """Restart the cool-down after a change."""
         self._since = at
         self._needed.clear()
@@ -160,7 +160,7 @@ class TailRatio:
         self.value = TAIL
         self._seen = 0
 
-    def see(self, percentile_s: float, mean_s: float) -> None:
+    def observe(self, percentile_s: float, mean_s: float) -> None:
         """Add a sample; both values must come from the same requests."""
         if not (0.0 < mean_s <= percentile_s and math.isfinite(percentile_s)):
             return
@@ -202,7 +202,7 @@ class LoadTrend:
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque(maxlen=SPREAD_SAMPLES)
 
-    def see(self, at: float, in_hand: float) -> None:
+    def observe(self, at: float, in_hand: float) -> None:
         """Add a sample. Ignores samples that are not newer than the last one."""
         if not self._samples or at > self._samples[-1][0]:
             self._samples.append((at, in_hand))
@@ -318,7 +318,7 @@ class InstanceCapacity:
         self._any: deque[float] = deque(maxlen=CAPACITY_MEAN_OF)
         self._far = 0
 
-    def see(self, rate: InstanceRate) -> None:
+    def observe(self, rate: InstanceRate) -> None:
         """Add a sample."""
         if not math.isfinite(rate.per_s):
             return

@@ -380,7 +380,7 @@ class ManualControl(Layer):
     def is_manual(self) -> bool:
         return self._output is not None
 
-    def take(self, output: float) -> None:
+    def set_manual(self, output: float) -> None:
         """Set this value from the next step on.
 
         Raises `ValueError` if it is not finite.
@@ -712,7 +712,7 @@ class WorkloadSchedule:
         """The model in use."""
         return self._models[self.name]
 
-    def see(self, sample: ConsumerSample, prefetch: float) -> bool:
+    def observe(self, sample: ConsumerSample, prefetch: float) -> bool:
         """Add a sample measured with this prefetch, and return whether the model in use changed."""
         in_flight = prefetch - (sample.held or 0.0)
         is_telling = not sample.starved and (sample.busy is None or sample.busy <= BUSY_MAX)

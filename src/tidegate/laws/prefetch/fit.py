@@ -336,7 +336,7 @@ class RecursiveLeastSquares:
         self._in_use = model
         self._judge_anew()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Forget all samples, because they describe another plant, and restart learning."""
         self._sums = NO_SUMS
         self._origin = None
@@ -356,7 +356,7 @@ class RecursiveLeastSquares:
         # Forgetting reduces the last few only a little, and raises the limit a little.
         usual = max(self._error_of_new - last, 0.0) / before
         if last / LAST_MISSES > MISSED_BY * usual:
-            self.forget()
+            self.reset()
             self._origin = (rate_per_s, prefetch)
 
     def _judge(self, y: float, u: float, y_next: float) -> None:

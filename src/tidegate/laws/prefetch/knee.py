@@ -69,7 +69,7 @@ class KneeTracker:
         """The mean of the last few rates. NaN means that there are none."""
         return _mean_or_nan([rate for _, rate in self._recent])
 
-    def see(self, prefetch: float, rate_per_s: float) -> None:
+    def observe(self, prefetch: float, rate_per_s: float) -> None:
         """Add a rate and the prefetch with which it was measured."""
         self._recent.append((prefetch, rate_per_s))
         if self.foot is None:
@@ -103,7 +103,7 @@ class KneeTracker:
         """Return the prefetch that gives the same rate, if `prefetch` is beyond it, else `None`."""
         return self._knee if prefetch > NEAR * self._knee + NEAR_AT_LEAST else None
 
-    def end(self) -> None:
+    def reset(self) -> None:
         """Reset because the target was reached; a new climb may follow."""
         self.ceiling_per_s = self._knee = math.nan
         self._recent.clear()
@@ -168,9 +168,9 @@ class PlateauDetector:
     """The plateau of one consumer whose rate is below its target."""
 
     def __init__(self) -> None:
-        self.end()
+        self.reset()
 
-    def end(self) -> None:
+    def reset(self) -> None:
         """Reset because the target was reached; a new climb may follow."""
         self._recent: deque[PlateauSample] = deque(maxlen=MEAN_OF)
         self._knee: PlateauSample | None = None
@@ -186,7 +186,7 @@ class PlateauDetector:
         # Samples in which the messages held beyond the knee are worked off and nothing arrives.
         self._emptying = 0
 
-    def see(self, prefetch: float, rate_per_s: float, interval_s: float) -> None:
+    def observe(self, prefetch: float, rate_per_s: float, interval_s: float) -> None:
         """Add a rate below its target and the prefetch with which it was measured."""
         if self._emptying > 0:
             self._emptying -= 1
@@ -314,14 +314,14 @@ class SaturationRecovery:
         """
         if sample.starved or math.isnan(target_per_s):
             return None
-        self._climb.see(level, sample.arrived_per_s)
+        self._climb.observe(level, sample.arrived_per_s)
         if self._climb.rate_per_s < target_per_s:
             if sample.held is None or sample.busy is None:
-                self._plateau.see(level, sample.arrived_per_s, sample.interval_s)
+                self._plateau.observe(level, sample.arrived_per_s, sample.interval_s)
             return None
         knee = self._below(sample, level, expected_per_s)
-        self._climb.end()
-        self._plateau.end()
+        self._climb.reset()
+        self._plateau.reset()
         self._has_arrived = True
         return knee
 
@@ -418,9 +418,9 @@ class OscillationDetector:
     """Detects the waves of one loop's error."""
 
     def __init__(self) -> None:
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Forget all waves, because they do not apply any more."""
         self._waves = 0
         self._needed = WAVES
@@ -438,7 +438,7 @@ class OscillationDetector:
         self._area = self._levels = 0.0
         self._lowest, self._highest = math.inf, -math.inf
 
-    def see(self, error_per_s: float, target_per_s: float, level: float) -> bool:
+    def observe(self, error_per_s: float, target_per_s: float, level: float) -> bool:
         """Add a sample, and return whether an oscillation was detected with it."""
         is_above = error_per_s > 0.0
         found = False
@@ -502,7 +502,7 @@ class GainReduction(Layer):
     def retune(self, gains: Gains) -> None:
         """Use the gains of another design, reduced if as strong gains have just oscillated."""
         self._designed = gains
-        self._swing.begin()
+        self._swing.reset()
         if self._since > CALM_SAMPLES:
             self._swung = math.inf
         halvings = 0
@@ -512,7 +512,7 @@ class GainReduction(Layer):
 
     def begin(self) -> None:
         """Forget all waves after a change of the target, which is no wave."""
-        self._swing.begin()
+        self._swing.reset()
 
     def step(self, sample: ControlSample) -> ControlStep:
         if self.is_swinging:
@@ -525,8 +525,8 @@ class GainReduction(Layer):
             return self._noted(step)
         self._since += 1
         if sample.starved or step.mode is not ControllerMode.AUTOMATIC:
-            self._swing.begin()
-        elif self._swing.see(sample.target_per_s - rate, sample.target_per_s, step.level):
+            self._swing.reset()
+        elif self._swing.observe(sample.target_per_s - rate, sample.target_per_s, step.level):
             return self._halve(step)
         return self._noted(step)
 

@@ -142,9 +142,9 @@ class PrefetchRegulator:
     def step(self, sample: ConsumerSample | None) -> ControlStep:
         """Return what to set for the next interval; `None` means a lost measurement."""
         if sample is None or not 0.0 <= sample.arrived_per_s <= RATE_MAX_PER_S:
-            return self.lose(None if sample is None else sample.at)
+            return self.step_without_sample(None if sample is None else sample.at)
         self._at = sample.at
-        notes = [self._follow(sample.prefetch), self._choose(sample), self._look(sample)]
+        notes = [self._follow(sample.prefetch), self._choose(sample), self._observe(sample)]
         target = self._target.now(sample, self._prefetch_of(sample))
         notes.append(self._come_back(sample))
         is_known = self._is_designed and math.isfinite(target)
@@ -168,7 +168,7 @@ class PrefetchRegulator:
             notes.append(self._words_of_offset(target))
         return step._replace(notes=(*step.notes, *(note for note in notes if note)))
 
-    def lose(self, at: float | None = None) -> ControlStep:
+    def step_without_sample(self, at: float | None = None) -> ControlStep:
         """Hold the prefetch because nothing was measured, and fall back if that lasts."""
         self._at = self._at + self.goal.sample_s if at is None else at
         self._rate_before = math.nan
@@ -208,7 +208,7 @@ class PrefetchRegulator:
         if goal.model is not None and goal.model != before.model:
             # The user's model takes precedence over models that were learned from other consumers.
             known.schedule = None
-            known.take(goal.model, goal.sample_s)
+            known.use_learned(goal.model, goal.sample_s)
         elif goal.model is None and before.model is not None and known.given == before.model:
             known.disbelieve(before.sample_s, goal.sample_s)
         elif goal.sample_s != before.sample_s:
@@ -218,7 +218,7 @@ class PrefetchRegulator:
 
     def use(self, model: PrefetchModel) -> None:
         """Use another model from the next step on, such as the model of another workload."""
-        self._known.take(model, self.goal.sample_s)
+        self._known.use_learned(model, self.goal.sample_s)
         self._build()
 
     def schedule(self, schedule: WorkloadSchedule) -> None:
@@ -262,12 +262,12 @@ class PrefetchRegulator:
         schedule = self._known.schedule
         if schedule is None or self._way_back.is_beyond(self._level):
             return ""
-        if not schedule.see(sample, self._prefetch_of(sample)):
+        if not schedule.observe(sample, self._prefetch_of(sample)):
             return ""
         self.use(schedule.model)
         return f"scheduled: the workload is that of {schedule.name}"
 
-    def _look(self, sample: ConsumerSample) -> str:
+    def _observe(self, sample: ConsumerSample) -> str:
         """Update the guess while no better model is known."""
         if self._adaptive is not None:
             # Beyond the knee the rate does not respond, and a model learned there would be wrong.
@@ -275,7 +275,7 @@ class PrefetchRegulator:
             self._adaptive.is_learning = not is_busy and not self._way_back.is_beyond(self._level)
             self._adaptive.is_doubted = self._calmed.is_lowered
         known = self._known
-        if not known.see(sample, self._prefetch_of(sample)):
+        if not known.observe(sample, self._prefetch_of(sample)):
             return ""
         if self._adaptive is None:
             self._build()
@@ -317,7 +317,7 @@ class PrefetchRegulator:
         if self.goal.manual is None:
             manual.release()
         else:
-            manual.take(float(self.goal.manual))
+            manual.set_manual(float(self.goal.manual))
 
     def _follow(self, prefetch: float) -> str:
         """Continue from the prefetch that was really set, if another party has set it."""
@@ -337,7 +337,7 @@ class PrefetchRegulator:
         self._outermost.track(knee)
         if self._adaptive is not None and not self._calmed.is_swinging:
             # Some samples were learned beyond the knee, before that was known.
-            self._adaptive.forget()
+            self._adaptive.reset()
         return f"back from beyond the knee at {knee:.3g}"
 
     def _bounded(self, step: ControlStep) -> ControlStep:

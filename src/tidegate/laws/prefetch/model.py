@@ -53,7 +53,7 @@ class InitialModel:
         # msg/s per unit of prefetch. NaN means not known yet.
         self.worth_per_s = math.nan
 
-    def see(self, sample: ConsumerSample, prefetch: float) -> bool:
+    def observe(self, sample: ConsumerSample, prefetch: float) -> bool:
         """Add a sample measured with this prefetch, and return whether the guess changed."""
         rate = sample.arrived_per_s
         in_flight = prefetch - (sample.held or 0.0)
@@ -149,7 +149,7 @@ class ActiveModel:
 
     # Changing the model
 
-    def take(self, given: PrefetchModel, sample_s: float) -> None:
+    def use_learned(self, given: PrefetchModel, sample_s: float) -> None:
         """Use this given model instead of the current one."""
         given.check()
         self.given, self.guess = given, None
@@ -159,9 +159,9 @@ class ActiveModel:
         """Use a model that was learned from this consumer while it ran."""
         self.model, self.guess = model, None
 
-    def see(self, sample: ConsumerSample, prefetch: float) -> bool:
+    def observe(self, sample: ConsumerSample, prefetch: float) -> bool:
         """Update the guess unless a better model is known, and return whether it changed."""
-        if self.guess is None or not self.guess.see(sample, prefetch):
+        if self.guess is None or not self.guess.observe(sample, prefetch):
             return False
         self.model = self.guess.model
         return True
@@ -240,7 +240,7 @@ class AdaptiveLayer(Layer):
             self._last = None
         if any(note.startswith(OSCILLATES) for note in step.notes):
             # With larger gains the loop moved further, perhaps beyond the linear range.
-            self.forget()
+            self.reset()
         self._until_review -= 1
         if self._until_review > 0:
             return step
@@ -252,10 +252,10 @@ class AdaptiveLayer(Layer):
         self._last = None
         super().restart(output)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Forget the samples, because they do not describe the plant in its linear range."""
         self._last = None
-        self.learner.forget()
+        self.learner.reset()
 
     def use(self, model: LinearModel) -> str:
         """Use this model from now on, and return its gains as text.

@@ -119,7 +119,7 @@ class LoadLaw:
     def _soon(self, now: QueueSituation) -> float:
         """Return the average load at the time when a replica added now would serve."""
         last = self._waited
-        if last and not self._goes_on(now.at):
+        if last and not self._follows_last(now.at):
             last.clear()
         last.append((now.at, now.waiting))
         if not self._set.looks_ahead or len(last) < GROWTH_SAMPLES:
@@ -127,7 +127,7 @@ class LoadLaw:
         grown = growth_per_s(last) * (now.start_s + last[-1][0] - last[-2][0])
         return now._replace(waiting=now.waiting + round(min(grown, now.waiting))).average_load
 
-    def _goes_on(self, at: float) -> bool:
+    def _follows_last(self, at: float) -> bool:
         """Return whether a sample follows the previous ones without a clock step or a long gap."""
         last = self._waited
         gap_s = at - last[-1][0]

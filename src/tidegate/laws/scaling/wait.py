@@ -121,7 +121,7 @@ class WaitLaw:
     def __init__(
         self, pledge: WaitTarget, setting: WaitLawSettings = DEFAULT_WAIT_LAW_SETTINGS
     ) -> None:
-        self.pledge = pledge
+        self.target = pledge
         self._set = setting
         self._filter = RateFilter(setting.rates)
         self._load_law = LoadLaw()
@@ -161,7 +161,7 @@ class WaitLaw:
 
     def _need(self, now: QueueSituation, rates: RateEstimate, capacity: float) -> _Need:
         """Compute the need when a free slot would serve, or after a boot if slots run out."""
-        usable = usable_part(self.pledge, capacity, self._set) * capacity
+        usable = usable_part(self.target, capacity, self._set) * capacity
         # Do not add a replica for what noise alone may have caused.
         unsure = self._set.sure * rates.error_per_s / usable
         needed, within_s = self._needed_in(now.start_s, now, rates, capacity, usable), now.start_s
@@ -181,7 +181,7 @@ class WaitLaw:
         usable: float,
     ) -> float:
         """Return the replicas that must serve `lead_s` from now."""
-        pledge, level = self.pledge, rates.level_per_s
+        pledge, level = self.target, rates.level_per_s
         seen = min(max(rates.trend_per_s2, 0.0) * lead_s, self._set.growth_max * level)
         growth = max(seen, (pledge.growth_per_s2 or 0.0) * lead_s)
         piled = now.waiting + (level + growth / 2.0 - capacity * now.serving) * lead_s
@@ -198,7 +198,7 @@ class WaitLaw:
 
     @property
     def _aim_s(self) -> float | None:
-        return None if self.pledge.wait_s is None else self._set.aim * self.pledge.wait_s
+        return None if self.target.wait_s is None else self._set.aim * self.target.wait_s
 
     def _told(
         self,
@@ -209,14 +209,14 @@ class WaitLaw:
         needed: float,
         horizon_s: float,
     ) -> str:
-        promised = self.pledge.metric
+        promised = self.target.metric
         expected_s = now.waiting / (capacity * max(now.serving + now.draining, 1))
-        if self.pledge.wait_s is None:
+        if self.target.wait_s is None:
             said = f"{promised} is promised, and {now.waiting} messages wait"
         else:
             said = (
                 f"What arrives now waits for about {expected_s:.3g} s, and {promised} warns at "
-                f"{self.pledge.wait_s:.4g} s"
+                f"{self.target.wait_s:.4g} s"
             )
         return (
             f"{said}; {rates.level_per_s:.4g} msg/s arrive and {usable:.4g} of {capacity:.4g} "
@@ -232,7 +232,7 @@ class WaitLaw:
         while fits and self._are_enough(now.with_fewer(fits - 1), whole, peak * usable):
             fits -= 1
         bar = max((count - 1 - self._set.down_room) * usable, 0.0)
-        if fits < count and self.pledge.endangered:
+        if fits < count and self.target.endangered:
             return Proposal(
                 count,
                 "held: the agreement is in danger",

@@ -24,5 +24,5 @@ class MemoryStore(MemoryHosting, MemoryMessages, MemoryOwnership, MemoryTopics, 
     async def close(self) -> None:
         """Keep all data: a node that starts again on this store finds it."""
 
-    def standing(self, queue_id: int) -> int | None:
+    def membership_epoch(self, queue_id: int) -> int | None:
         return 0

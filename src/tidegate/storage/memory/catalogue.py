@@ -187,7 +187,7 @@ class StoredQueue:
             marks.batches = union_ranges(marks.batches, [(batch, batch + 1)])
             marks.seen_at = now
 
-    def give(self, first_id: int, target: StoredQueue, new_first_id: int, now: float) -> None:
+    def move_to(self, first_id: int, target: StoredQueue, new_first_id: int, now: float) -> None:
         """Move a segment to another queue; its batches stay recorded here."""
         segment = copy_segment(self.segments.pop(first_id))
         segment.queue_id, segment.first_id = target.info.queue_id, new_first_id

@@ -288,7 +288,7 @@ class MemoryReplication(MemoryQueues):
         now = self._clock.monotonic()
         for first_id, new_first_id in zip(move.first_ids, move.new_first_ids, strict=True):
             if first_id in source.segments:
-                source.give(first_id, target, new_first_id, now)
+                source.move_to(first_id, target, new_first_id, now)
         self._arrivals[move.move_id] = (now, False)
         return True
 

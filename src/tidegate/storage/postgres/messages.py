@@ -560,7 +560,7 @@ class PipelineConnection:
                 self._writing = True
                 asyncio.get_running_loop().add_writer(self._descriptor, self._writable)
         except psycopg.OperationalError as failure:
-            self._lose(failure)
+            self._on_connection_lost(failure)
 
     def _writable(self) -> None:
         if self._connection is None:
@@ -570,7 +570,7 @@ class PipelineConnection:
                 asyncio.get_running_loop().remove_writer(self._descriptor)
                 self._writing = False
         except psycopg.OperationalError as failure:
-            self._lose(failure)
+            self._on_connection_lost(failure)
 
     def _readable(self) -> None:
         if self._connection is None:
@@ -589,7 +589,7 @@ class PipelineConnection:
             elif pgconn.status == pq.ConnStatus.BAD:
                 self.close()
         except psycopg.OperationalError as failure:
-            self._lose(failure)
+            self._on_connection_lost(failure)
 
     def _has(self, pgconn: pq.abc.PGconn) -> bool:
         """Return whether `pgconn` is still the connection; handling results may have ended it."""
@@ -608,7 +608,7 @@ class PipelineConnection:
             self._take(result)
             if isinstance(self._failure, Unavailable):
                 # The server has ended the connection: no sync will come.
-                self._lose(self._failure)
+                self._on_connection_lost(self._failure)
 
     def _take(self, result: pq.abc.PGresult) -> None:
         if result.status == pq.ExecStatus.TUPLES_OK:
@@ -616,7 +616,7 @@ class PipelineConnection:
         elif self._failure is None:
             self._failure = _explained(result)
 
-    def _lose(self, failure: Exception) -> None:
+    def _on_connection_lost(self, failure: Exception) -> None:
         """Close a broken connection; the batches under way may or may not be committed."""
         self.close()
         if not isinstance(failure, Unavailable):

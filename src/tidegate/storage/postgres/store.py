@@ -73,7 +73,7 @@ class PostgresStore(
         if trouble is not None:
             raise InvalidValue(f"the store that is listed first cannot be used so: {trouble}")
 
-    def standing(self, queue_id: int) -> int | None:
+    def membership_epoch(self, queue_id: int) -> int | None:
         return 0  # There is one lease, and the node itself keeps it
 
     async def close(self) -> None:

@@ -363,8 +363,8 @@ class TestbedRun:
 class _Measured:
     """An adapter from a consumer of the testbed to the interface of `tidegate tune`."""
 
-    says = "the consumer of the scene"
-    leaves = "the scene ends with its consumer"
+    description = "the consumer of the scene"
+    restored_text = "the scene ends with its consumer"
     feeds_itself = False
 
     def __init__(self, consumer: TestbedConsumer) -> None:
@@ -397,9 +397,9 @@ def _unheard(phase: ExperimentPhase, prefetch: int, rate_per_s: float) -> None:
 
 
 async def _excite(sampling: ExperimentSampler, moves: list[tuple[ExperimentPhase, int]]) -> None:
-    await sampling.rest(ExperimentPhase.SETTLING, moves[0][1])
+    await sampling.measure_at_rest(ExperimentPhase.SETTLING, moves[0][1])
     for phase, prefetch in moves:
-        await sampling.take(phase, prefetch)
+        await sampling.measure(phase, prefetch)
 
 
 # Figure 6 with samples as long as the paper's: PI control, ten times slower.

@@ -104,10 +104,10 @@ class MeasuredConsumer:
 
     async def work(self) -> None:
         async for message in self._subscription:
-            self._handling.began()
+            self._handling.on_started()
             await self._handler.turn()
             message.ack()
-            self._handling.ended()
+            self._handling.on_finished()
 
     async def note(self) -> None:
         loop = asyncio.get_running_loop()

@@ -110,7 +110,7 @@ class TestCluster:
     async def _ask(self, packet: Request) -> None:
         link = await self._client.connected()
         with contextlib.suppress(TidegateError):  # the next period tries again
-            await link.ask(packet)
+            await link.request(packet)
 
     def hold_still(self, queue: str, scaling: Scaling) -> None:
         """Stop the control loop of a queue, so that it moves nothing between replicas.

@@ -113,7 +113,7 @@ class SimulatedRun:
             decision = self._autoscaler.decide(self.plant.sample())
             for action in decision.actions:
                 if repair == MIGRATION or (repair == EXCHANGE and isinstance(action, Exchange)):
-                    self.plant.carry_out(action)
+                    self.plant.execute(action)
             self._place(at_once=False)
             self.rows.append(self._row())
 

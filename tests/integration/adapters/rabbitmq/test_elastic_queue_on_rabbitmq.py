@@ -80,7 +80,7 @@ async def test_puts_are_dealt_by_the_shares(rabbitmq: VirtualHost, mq: Client) -
     async with Steerer(rabbitmq.url, wanted(3)) as steerer:
         await steerer.settle(3)
         shares = {1: 0.6, 2: 0.3, 3: 0.1}
-        assert await steerer.actuator.carry_out(SetShares(shares)) is None
+        assert await steerer.actuator.execute(SetShares(shares)) is None
 
         total = 1000
         await mq.put_many(QUEUE, [b"x"] * total)
@@ -128,7 +128,7 @@ async def test_while_no_replica_has_a_share_the_queue_itself_keeps_what_is_put(
 ) -> None:
     async with Steerer(rabbitmq.url, wanted(1)) as steerer:
         await steerer.settle(1)
-        await steerer.actuator.carry_out(SetShares({1: 0.0}))
+        await steerer.actuator.execute(SetShares({1: 0.0}))
 
         await mq.put(QUEUE, b"x")
 
@@ -203,7 +203,7 @@ async def test_a_message_that_comes_at_the_last_moment_keeps_the_replica(
             exchange = (await foreign.channel()).default_exchange
             await exchange.publish(aio_pika.Message(b"message 0"), name)
 
-        refusal = await steerer.actuator.carry_out(Retire(leaving))
+        refusal = await steerer.actuator.execute(Retire(leaving))
 
         assert refusal is not None
         assert "1 messages are still in replica" in refusal
@@ -223,7 +223,7 @@ async def test_a_replica_stays_while_a_consumer_holds_a_message_of_it(
     url = f"{rabbitmq.url}?queue_type={kind}"
     async with tidegate.connect(url) as mq, Steerer(url, wanted(2)) as steerer:
         await steerer.settle(2)
-        await steerer.actuator.carry_out(SetShares({1: 0.0, 2: 1.0}))
+        await steerer.actuator.execute(SetShares({1: 0.0, 2: 1.0}))
         async with mq.subscribe(QUEUE, prefetch=5) as orders:
             await mq.put(QUEUE, b"held")
             message = await anext(aiter(orders))
@@ -249,7 +249,7 @@ async def test_a_removal_that_is_cancelled_brings_consumers_back(
 
         steerer.scale(2)
         await steerer.settle(2)
-        await steerer.actuator.carry_out(SetShares({1: 0.0, 2: 1.0}))
+        await steerer.actuator.execute(SetShares({1: 0.0, 2: 1.0}))
         await traffic.produce(mq, 10)
         await traffic.all_delivered()
 
@@ -330,7 +330,7 @@ async def test_off_makes_it_a_plain_queue_again_with_everything_that_waited(
         await traffic.produce(mq, 60)
         steerer.scale(0)
         await steerer.settle(0)
-        await steerer.actuator.give_up()
+        await steerer.actuator.make_plain()
     await traffic.produce(mq, 10)
 
     assert [name for name in rabbitmq.queues() if name.startswith(QUEUE)] == [QUEUE]
@@ -382,7 +382,7 @@ async def test_a_steerer_killed_at_any_step_leaves_what_the_next_one_ends(
             await traffic.all_delivered()
             steerer.scale(0)
             await steerer.settle(0)
-            await steerer.actuator.give_up()
+            await steerer.actuator.make_plain()
         verdict = traffic.verdict()
         assert verdict.outcome == "pass", str(verdict)
     assert [name for name in rabbitmq.queues() if name.startswith(QUEUE)] == [QUEUE]
@@ -527,8 +527,8 @@ async def test_clients_are_not_sent_over_and_it_says_why(rabbitmq: VirtualHost, 
     async with Steerer(rabbitmq.url, wanted(2)) as steerer:
         await steerer.settle(2)
 
-        refusal = await steerer.actuator.carry_out(Migrate(MemberRole.CONSUMER, 1, 2))
-        gone = await steerer.actuator.carry_out(Exchange(1, 7, 10))
+        refusal = await steerer.actuator.execute(Migrate(MemberRole.CONSUMER, 1, 2))
+        gone = await steerer.actuator.execute(Exchange(1, 7, 10))
 
         assert refusal == "on RabbitMQ consumers are at every replica already, or belong to one"
         assert gone == "replica 7 is gone"

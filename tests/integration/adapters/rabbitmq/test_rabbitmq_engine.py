@@ -301,7 +301,7 @@ async def test_an_outage_is_told_once_and_tried_again_after_longer_and_longer_pa
         if has_published:
             await mq.put("orders", b"x")
         # What was known of is forgotten: nobody listens for anything.
-        mq.news.forget("orders")  # type: ignore[attr-defined]
+        mq.news.invalidate("orders")  # type: ignore[attr-defined]
         door.close()
         for writer in writers:
             writer.close()

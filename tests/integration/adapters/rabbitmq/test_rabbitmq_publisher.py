@@ -1,4 +1,7 @@
-"""The order of one producer's puts, over connections that are lost."""
+"""The order of one producer's puts, over connections that are lost.
+
+Without RabbitMQ they run in virtual time: a publisher that pauses goes on when all others wait.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 from aiormq import spec
 from rabbitmq import VirtualHost
+from virtual_nodes import in_virtual_time
 from waiting import LIMIT_S
 
 from tidegate.client.connect import connect
@@ -99,6 +103,7 @@ async def several_turns() -> None:
         await asyncio.sleep(0)
 
 
+@in_virtual_time
 async def test_nobody_waits_for_the_confirmation_of_another() -> None:
     producer = Producer()
 
@@ -111,6 +116,7 @@ async def test_nobody_waits_for_the_confirmation_of_another() -> None:
     await producer.all_put()
 
 
+@in_virtual_time
 async def test_puts_of_a_connection_that_was_lost_go_before_later_ones() -> None:
     producer = Producer()
     await producer.put(5)
@@ -126,6 +132,7 @@ async def test_puts_of_a_connection_that_was_lost_go_before_later_ones() -> None
     assert producer.broker.stored == [0, 1, 2, 3, 4, 5, 6]
 
 
+@in_virtual_time
 async def test_puts_that_have_not_heard_yet_that_theirs_was_lost_are_waited_for() -> None:
     producer = Producer()
     await producer.put(3)
@@ -143,7 +150,8 @@ async def test_puts_that_have_not_heard_yet_that_theirs_was_lost_are_waited_for(
     assert producer.broker.stored == [0, 1, 2, 3]
 
 
-async def test_nobody_waits_for_a_put_that_was_given_up() -> None:
+@in_virtual_time
+async def test_a_cancelled_put_delays_no_other_put() -> None:
     producer = Producer()
     await producer.put(2)
     [channel] = producer.broker.channels
@@ -159,6 +167,7 @@ async def test_nobody_waits_for_a_put_that_was_given_up() -> None:
     assert producer.broker.stored == [1, 2]
 
 
+@in_virtual_time
 async def test_a_put_ends_with_its_client() -> None:
     producer = Producer()
     await producer.put(1)

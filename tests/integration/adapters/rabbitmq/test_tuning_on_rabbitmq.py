@@ -38,7 +38,7 @@ async def test_a_probe_on_rabbitmq_touches_nobodys_messages(rabbitmq: VirtualHos
         assert (await mq.queue("orders")).messages == 1
         own = found.own_queue
         with pytest.raises(QueueNotExisting):
-            await mq.queues.look(own)
+            await mq.queues.inspect(own)
 
 
 async def test_ones_own_worker_on_rabbitmq_is_set_and_measured(rabbitmq: VirtualHost) -> None:

@@ -51,7 +51,7 @@ def test_a_queue_that_somebody_else_has_deleted_is_said_to_be_no_more(
 def silent(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The node answers nothing that a console asks each second: as one that was stopped."""
     over = threading.Event()
-    figures = node.figures.of_cluster
+    figures = node.stats.of_cluster
 
     async def hanging(*given: Any, **named: Any) -> Any:
         await asyncio.to_thread(over.wait)
@@ -59,7 +59,7 @@ def silent(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     with monkeypatch.context() as patched:
         patched.setattr(snapshot, "ANSWER_S_MAX", 0.5)
-        patched.setattr(node.figures, "of_cluster", hanging)
+        patched.setattr(node.stats, "of_cluster", hanging)
         try:
             yield
         finally:

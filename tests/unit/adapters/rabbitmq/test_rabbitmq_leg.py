@@ -66,28 +66,28 @@ class SlowChannel:
 
 
 async def leg_on(channel: Any, *, is_classic: bool = True, prefetch: int = 10) -> RabbitmqConsumer:
-    leg = RabbitmqConsumer(
+    consumer = RabbitmqConsumer(
         channel, "orders", is_classic=is_classic, prefetch=prefetch, on_arrived=lambda *_: None
     )
-    await leg.begin(ORDERS)
-    return leg
+    await consumer.begin(ORDERS)
+    return consumer
 
 
 async def test_what_is_about_to_go_back_is_not_acknowledged_with_what_came_after_it() -> None:
     channel = SlowChannel()
-    leg = await leg_on(channel)
+    consumer = await leg_on(channel)
     await channel.deliver(range(1, 4))
     channel.block()
-    going_back = asyncio.create_task(leg.requeue(1))
+    going_back = asyncio.create_task(consumer.requeue(1))
     await channel.asked.wait()
 
-    leg.ack(2)
-    leg.ack(3)
+    consumer.ack(2)
+    consumer.ack(3)
     acked = [await channel.settled.get() for _ in range(2)]
     channel.open_.set()
     await going_back
     await channel.deliver(range(4, 5))
-    leg.ack(4)
+    consumer.ack(4)
 
     assert acked == [("ack", 2), ("ack", 3)]
     assert await channel.settled.get() == ("nack", 1)
@@ -96,10 +96,10 @@ async def test_what_is_about_to_go_back_is_not_acknowledged_with_what_came_after
 
 async def test_what_goes_back_does_so_though_nobody_waits_for_it_any_more() -> None:
     channel = SlowChannel()
-    leg = await leg_on(channel)
+    consumer = await leg_on(channel)
     await channel.deliver(range(1, 2))
     channel.block()
-    going_back = asyncio.create_task(leg.requeue(1))
+    going_back = asyncio.create_task(consumer.requeue(1))
     await channel.asked.wait()
 
     going_back.cancel()
@@ -109,12 +109,12 @@ async def test_what_goes_back_does_so_though_nobody_waits_for_it_any_more() -> N
     async with asyncio.timeout(LIMIT_S):
         assert await channel.settled.get() == ("nack", 1)
     with pytest.raises(LeaseLost, match="settled before"):
-        await leg.requeue(1)
+        await consumer.requeue(1)
 
 
 async def test_who_is_cancelled_before_a_message_goes_back_as_it_is_does_not_keep_it() -> None:
     channel = SlowChannel()
-    leg = await leg_on(channel)
+    consumer = await leg_on(channel)
     await channel.deliver(range(1, 2))
     failed = asyncio.Event()
 
@@ -122,13 +122,13 @@ async def test_who_is_cancelled_before_a_message_goes_back_as_it_is_does_not_kee
         failed.set()
         raise InvalidValue("no permission")
 
-    giving_back = asyncio.create_task(leg.settle_after(1, fails()))
+    giving_back = asyncio.create_task(consumer.settle_after(1, fails()))
     await failed.wait()
     giving_back.cancel()
     await asyncio.wait({giving_back})
 
     assert channel.settled.get_nowait() == ("nack", 1)
-    assert leg.unsettled == 0
+    assert consumer.unsettled == 0
 
 
 @pytest.mark.parametrize("is_classic", [True, False])
@@ -137,16 +137,16 @@ async def test_a_prefetch_is_the_last_that_was_set_though_the_one_before_was_can
 ) -> None:
     monkeypatch.setattr(leg_module, "_FULL_S_MAX", 0.01)
     channel = SlowChannel()
-    leg = await leg_on(channel, is_classic=is_classic, prefetch=2)
+    consumer = await leg_on(channel, is_classic=is_classic, prefetch=2)
     # So that a quorum queue's consumer is full, and may be turned.
     await channel.deliver(range(1, 3))
     channel.block()
-    setting = asyncio.create_task(leg.set_prefetch(4))
+    setting = asyncio.create_task(consumer.set_prefetch(4))
     await channel.asked.wait()
 
     setting.cancel()
     await asyncio.wait({setting})
-    again = asyncio.create_task(leg.set_prefetch(2))
+    again = asyncio.create_task(consumer.set_prefetch(2))
     await asyncio.sleep(0)
     channel.open_.set()
     await again
@@ -154,7 +154,7 @@ async def test_a_prefetch_is_the_last_that_was_set_though_the_one_before_was_can
         # It counts when as many have come.
         [begun_second] = channel.consumers
         await channel.deliver(range(3, 7))
-        await leg.set_prefetch(2)
+        await consumer.set_prefetch(2)
         assert list(channel.consumers) != [begun_second]
 
     assert len(channel.consumers) == 1

@@ -26,7 +26,7 @@ class Stand:
         self.losing = asyncio.Event()
         self.followed = asyncio.Event()
 
-    async def ended(self) -> TidegateError:
+    async def wait_closed(self) -> TidegateError:
         await self.losing.wait()
         self.lost = True
         return Unavailable("lost")

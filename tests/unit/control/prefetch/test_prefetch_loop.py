@@ -232,7 +232,7 @@ async def test_every_step_is_in_telemetry_metrics_and_the_journal(
         assert len(one.control) >= WINDOW
         decisions = await mq.explain(QUEUE)
         queues = [replica.numbers() for replica in node.replicas.values()]
-        text = b"".join(NodeMetrics().pieces(node.figures.of_node(queues)))
+        text = b"".join(NodeMetrics().pieces(node.stats.of_node(queues)))
     assert node.recording is not None
     assert await asyncio.to_thread(node.recording.recorder.flush)
     lake = Lake(options.lake)
