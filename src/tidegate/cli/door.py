@@ -319,12 +319,12 @@ class DoorTelemetry:
         return None if self._sampler is None else self._sampler.requests
 
     async def start(self, door_port: int) -> None:
-        from tidegate.cli.wiring import recorder_of
+        from tidegate.cli.wiring import build_recorder
         from tidegate.telemetry.recorder import HttpSampler
 
         if self._settings.metrics.enabled:
             self._pages = await self._opened_pages(door_port)
-        self._recorder = recorder_of(self._settings)
+        self._recorder = build_recorder(self._settings)
         if self._recorder is not None:
             self._recorder.start(f"door-{self._service}-{socket.gethostname()}-{os.getpid()}")
             self._sampler = HttpSampler(self._recorder)

@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.client
 import os
 import signal
 import sys
@@ -70,8 +69,8 @@ from tidegate.cli.services import (
 from tidegate.cli.settings import load_settings
 from tidegate.cli.wiring import LocalCluster, StoreOption, ask_store, named_stores, open_store
 from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
-from tidegate.core.services import PROBE_HEADER, probe_mark
-from tidegate.fleet.processes import DoorProcess
+from tidegate.core.services import probe_mark
+from tidegate.fleet.processes import SupervisedProcess, door_spec
 from tidegate.storage.postgres_server import mark_data_folder
 
 if TYPE_CHECKING:
@@ -168,7 +167,7 @@ def host(
         return
     with _log_file(folder, verbose) as log_file, terminated_like_interrupted():
         house = None if running else LocalCluster(settings, folder, log_file=log_file)
-        fronts: list[DoorProcess] = []
+        fronts: list[SupervisedProcess] = []
         try:
             urls = running
             if house is not None:
@@ -187,20 +186,23 @@ def host(
                     _print_line(f"the node takes a free port: another program has {usual_port}")
                 _print_line(f"node at {address}, data in {folder}")
             fronts += [
-                DoorProcess(
-                    *(urls, asked.spec.name),
-                    host=listen,
-                    port=one,
-                    engine=options.engine,
-                    trusted=trusted,
-                    config=config,
-                    log_file=log_file,
-                    drain_s=settings.fleet.drain_s,
-                    # The door records to the same lake as the nodes.
-                    environment={
-                        "TIDEGATE_STORE__DATA": str(folder.resolve()),
-                        "TIDEGATE_TELEMETRY__LAKE": settings.with_data(folder.resolve()).lake,
-                    },
+                SupervisedProcess(
+                    door_spec(
+                        urls,
+                        asked.spec.name,
+                        host=listen,
+                        port=one,
+                        engine=options.engine,
+                        trusted=trusted,
+                        drain_s=settings.fleet.drain_s,
+                        config=config,
+                        # The door records to the same lake as the nodes.
+                        environment={
+                            "TIDEGATE_STORE__DATA": str(folder.resolve()),
+                            "TIDEGATE_TELEMETRY__LAKE": settings.with_data(folder.resolve()).lake,
+                        },
+                        log_file=log_file,
+                    )
                 )
                 for one in ports
             ]
@@ -222,10 +224,12 @@ def host(
 async def _host(
     urls: Sequence[str],
     asked: ServiceRequest,
-    fronts: Sequence[DoorProcess],
+    fronts: Sequence[SupervisedProcess],
     house: LocalCluster | None,
 ) -> None:
     """Deploy the service, start the doors, and watch them until a signal comes."""
+    from tidegate.control.services.measurement import probe_door
+
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -253,7 +257,7 @@ async def _host(
             if house is not None:
                 house.watch()
             for front in fronts:
-                if front.ensure_running():
+                if front.watch():
                     _print_line(f"the door at {front.address} had died, and is there again")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _POLL_S)
@@ -280,8 +284,10 @@ async def _host(
                 why = rollout.trouble or f"nothing has answered for {_ROLLOUT_S:g} s"
                 raise Unavailable(f"{name} does not come up: {why}")
             for front in tuple(silent):
+                # With the mark the request does not count as a client's: a check before the first
+                # instance serves must not breach the agreement.
                 path, mark = asked.spec.health_path, probe_mark(now.secret)
-                if await asyncio.to_thread(answers, front.address, path, mark):
+                if not (await probe_door(front.address, path, mark, _ANSWER_S)).failure:
                     silent.remove(front)
                     print(front.address, flush=True)
 
@@ -314,23 +320,6 @@ def _is_served(urls: Sequence[str], service: str, host: str, port: int) -> bool:
         (parts := urlsplit(one.address)).port == ours.port and parts.hostname == ours.hostname
         for one in samples
     )
-
-
-def answers(address: str, path: str, mark: str = "") -> bool:
-    """Return whether a request through the door gets an answer below status 500.
-
-    With the service's mark the request does not count as a client's. A check before the first
-    instance serves must not breach the agreement.
-    """
-    parts = urlsplit(address)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_S)
-    try:
-        connection.request("GET", path, headers={PROBE_HEADER: mark} if mark else {})
-        return connection.getresponse().status < http.client.INTERNAL_SERVER_ERROR
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
 
 
 @contextlib.contextmanager

@@ -63,16 +63,15 @@ from tidegate.cli.wiring import (
     LocalCluster,
     StoreDataOption,
     StoreOption,
+    build_node,
+    build_store,
+    build_tls,
     declare_goals,
     declare_queues,
-    limits_of,
     named_stores,
     open_store,
-    recorder_of,
     running_loops,
     running_stores,
-    store_of,
-    tls_of,
 )
 from tidegate.client.connection import (
     PASSWORD_FILE_VARIABLE,
@@ -247,23 +246,8 @@ async def _serve_node(
     declare: bool,
     or_free: bool,
 ) -> None:
-    from tidegate.broker.node import Node
-
-    limits = limits_of(settings)
-    store = store_of(urls, settings.store.connections or limits.writers)
-    advertise = settings.node.advertise
-    node = Node(
-        store,
-        host=host,
-        port=port,
-        or_free=or_free,
-        advertise=advertise,
-        name=name,
-        limits=limits,
-        tls=tls_of(settings),
-        login_always=settings.node.login == "always",
-        recorder=recorder_of(settings),
-        machine_id=machine_id,
+    node = build_node(
+        settings, urls, host=host, port=port, or_free=or_free, name=name, machine_id=machine_id
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -281,8 +265,8 @@ async def _serve_node(
         if declare:
             # Before the node reports ready, so that clients find the queues. Goals come first,
             # because the creation of a queue sets its policy.
-            await declare_goals(store, settings.prefetch_goals)
-            await declare_queues(store, settings.queues)
+            await declare_goals(node.store, settings.prefetch_goals)
+            await declare_queues(node.store, settings.queues)
         if settings.metrics.enabled:
             door = await _opened_door(node, port, metrics_port, settings)
         if not ready.report(f"{node.address} {node.metrics_address}"):
@@ -420,7 +404,7 @@ async def _run_machine(
     import logging
 
     from tidegate.fleet.machine import MachineOptions, MachineSupervisor
-    from tidegate.fleet.processes import NodeProcess
+    from tidegate.fleet.processes import SupervisedProcess, node_spec
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -428,9 +412,18 @@ async def _run_machine(
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(stop.wait(), boot_s)
         return
-    store = store_of(urls)
+    store = build_store(urls)
     await store.open()
-    node = NodeProcess(urls, 0, config, metrics_port=0, lake=settings.lake, machine_id=machine_id)
+    node = SupervisedProcess(
+        node_spec(
+            urls,
+            0,
+            config=config,
+            metrics_port=0,
+            machine_id=machine_id,
+            environment={"TIDEGATE_TELEMETRY__LAKE": settings.lake},
+        )
+    )
     options = MachineOptions(
         slots=slots,
         drain_s=settings.fleet.drain_s,
@@ -668,10 +661,9 @@ def _connector(url: str, settings: Settings) -> Callable[[Credentials | None], C
 
 def _tls(settings: Settings) -> ServerTls | None:
     """Return the node's certificate files, or None if none are set; raise for unusable files."""
-    from tidegate.cli.wiring import tls_of
     from tidegate.console.application import ServerTls
 
-    if tls_of(settings) is None:
+    if build_tls(settings) is None:
         return None
     assert settings.tls.certificate is not None
     assert settings.tls.key is not None

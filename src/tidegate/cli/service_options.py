@@ -241,10 +241,10 @@ def _available_slots(
     spec: ServiceSpec, settings: Settings, running: Sequence[str], knowledge: ModelRegistry
 ) -> AvailableSlots | None:
     """Return the slots available to a service; None if they are unknown."""
-    from tidegate.cli.wiring import options_of
+    from tidegate.cli.wiring import fleet_options
     from tidegate.control.provisioning import available_slots, slot_claims
 
-    here = None if settings.fleet.provider == "none" else options_of(settings).machines_most
+    here = None if settings.fleet.provider == "none" else fleet_options(settings).machines_most
     if not running:
         return None if here is None else available_slots(spec, (), here)
 

@@ -23,7 +23,7 @@ import json as standard_json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -134,8 +134,8 @@ class _Reader:
     def __init__(self) -> None:
         self._complaints: list[str] = []
         self._values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-        # Keys that were set, with a valid or an invalid value.
-        self._written: dict[str, set[str]] = {section: set() for section in SECTIONS}
+        # The sources of the keys that were set, with a valid or an invalid value.
+        self._sources: dict[str, dict[str, str]] = {section: {} for section in SECTIONS}
         self._queues = QueueSections(self._complaints)
 
     def read_file(self, file: Path) -> None:
@@ -180,12 +180,16 @@ class _Reader:
                 self._values["store"].pop(other, None)
 
     def settings(self) -> Settings:
-        self._complaints += [
-            *store_problems(self._values["store"]),
-            *tls_problems(self._values["tls"]),
-            *fleet_problems(self._values["fleet"], self._written["fleet"]),
-            *alerts_problems(self._values["alerts"]),
-        ]
+        for section, problems in {
+            "store": store_problems(self._values["store"]),
+            "tls": tls_problems(self._values["tls"]),
+            "fleet": fleet_problems(self._values["fleet"], self._sources["fleet"].keys()),
+            "alerts": alerts_problems(self._values["alerts"]),
+        }.items():
+            for problem in problems:
+                sources = self._sources[section]
+                named = [at for key, at in sources.items() if f"{section}.{key}" in problem]
+                self._complaints.append(f"{_joined(named or sources.values())}: {problem}")
         chosen = msgspec.convert(self._values, Settings)
         goals = self._queues.prefetch_goals()
         scalings = self._queues.scalings(chosen.fleet)
@@ -208,7 +212,7 @@ class _Reader:
         if section == "spark" and key.partition(".")[0] == "spark":
             self._take_properties(source, key, value)
             return
-        self._written[section].add(key)
+        self._sources[section][key] = source
         fields = SECTIONS[section]
         if key not in fields:
             self._complaints.append(
@@ -230,7 +234,7 @@ class _Reader:
         """
         name, _, key = path.rpartition("__")
         if name:
-            self._queues.take_text(name, key.lower(), text)
+            self._queues.take_text(source, name, key.lower(), text)
         else:
             self._complaints.append(
                 f"{source}: names no key: write {ENVIRONMENT_PREFIX}QUEUES__NAME__KEY"
@@ -246,6 +250,11 @@ class _Reader:
                     f"{source}: spark.{name} = {redacted_value(one)}: must be a text, a number, "
                     "true or false"
                 )
+
+
+def _joined(sources: Iterable[str]) -> str:
+    """Return the sources of a problem, each once."""
+    return ", ".join(dict.fromkeys(sources))
 
 
 # All sections of the settings.
@@ -366,6 +375,7 @@ class QueueSections:
     def __init__(self, complaints: list[str]) -> None:
         self._complaints = complaints
         self._sections: dict[str, dict[str, Any]] = {}
+        self._sources: dict[str, list[str]] = {}
 
     def take_tables(self, source: str, tables: Any) -> None:
         """Take the sections of a file, such as [queues.orders] or [queues."orders.eu"]."""
@@ -380,6 +390,7 @@ class QueueSections:
                 if isinstance(keys.get("agreement"), str):
                     keys = {**keys, "agreement": str(Path(source).parent / keys["agreement"])}
                 self._sections.setdefault(name, {}).update(keys)
+                self._sources.setdefault(name, []).append(source)
             else:
                 self._complaints.append(
                     f"{source}: {QUEUES}.{name} = {redacted_value(keys)}: must be a section, "
@@ -387,9 +398,11 @@ class QueueSections:
                     f"[{QUEUES}.{name}]"
                 )
 
-    def take_text(self, name: str, key: str, text: str) -> None:
+    def take_text(self, source: str, name: str, key: str, text: str) -> None:
         """Take one key from the environment, where every value is text."""
-        keys = self._sections.setdefault(self._called(name), {})
+        name = self._called(name)
+        keys = self._sections.setdefault(name, {})
+        self._sources.setdefault(name, []).append(source)
         if key in ("min", "max") and isinstance(keys.get("replicas"), dict):
             keys["replicas"] = {**keys["replicas"], key: _number_or(text)}
         else:
@@ -452,7 +465,8 @@ class QueueSections:
             return of_fleet
 
     def _complain(self, name: str, wrong: TidegateError) -> None:
-        self._complaints.append(f"{QUEUES}.{name or redacted_value(name)}: {wrong}")
+        sources = _joined(self._sources[name])
+        self._complaints.append(f"{sources}: {QUEUES}.{name or redacted_value(name)}: {wrong}")
 
 
 def _check_durations(keys: dict[str, Any]) -> None:

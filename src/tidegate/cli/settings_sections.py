@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from tidegate.core.errors import InvalidValue
 from tidegate.core.text import (
@@ -40,14 +40,6 @@ class CommandText:
     """A command with placeholders."""
 
 
-@dataclass(frozen=True)
-class Between:
-    """The smallest and the largest allowed value."""
-
-    low: float
-    high: float
-
-
 Duration = Annotated[float, DurationS]
 Size = Annotated[int, SizeBytes]
 
@@ -56,13 +48,14 @@ class Field:
     """The allowed values of one key, from the annotation of its field."""
 
     def __init__(self, annotation: Any) -> None:
-        kind, *notes = get_args(annotation) if get_origin(annotation) is Annotated else [annotation]
         # An optional field may be absent, but it cannot be set to None.
-        if get_origin(kind) is UnionType:
-            (kind,) = (part for part in get_args(kind) if part is not NoneType)
-        self._kind: Any = kind
+        if get_origin(annotation) in (Union, UnionType):
+            (annotation,) = (part for part in get_args(annotation) if part is not NoneType)
+        self._type: Any = annotation
+        is_noted = get_origin(annotation) is Annotated
+        self._kind, *notes = get_args(annotation) if is_noted else [annotation]
         self._quantity = next((note for note in notes if isinstance(note, type)), None)
-        self._between = next((note for note in notes if isinstance(note, Between)), None)
+        self._bounds = next((note for note in notes if isinstance(note, Meta)), None)
 
     def convert(self, value: Any) -> Any:
         """Return the value of a TOML key in the field's type; raise an error if it is not allowed.
@@ -73,14 +66,12 @@ class Field:
             value = parse_duration_s(msgspec.convert(value, str))
         elif self._quantity is SizeBytes:
             value = parse_size_bytes(msgspec.convert(value, str | int))
-        value = msgspec.convert(value, self._kind)
+        value = msgspec.convert(value, self._type)
         if self._quantity is CommandText:
             # Imported here: each command reads settings, and few of them have commands.
             from tidegate.fleet.providers import CommandTemplate
 
             CommandTemplate(value)
-        if self._between and not self._between.low <= value <= self._between.high:
-            raise InvalidValue("out of bounds")
         return value
 
     def from_text(self, text: str) -> Any:
@@ -113,21 +104,21 @@ class Field:
         if get_origin(self._kind) is Literal:
             return "one of " + ", ".join(get_args(self._kind))
         if self._quantity is DurationS:
-            return DURATION_IS + self._bounds(format_duration)
+            return DURATION_IS + self._range(format_duration)
         if self._quantity is SizeBytes:
-            return SIZE_IS + self._bounds(lambda size: format_size(int(size)))
+            return SIZE_IS + self._range(lambda size: format_size(int(size)))
         if self._kind is int:
-            return "a whole number" + self._bounds(lambda number: f"{number:.0f}")
+            return "a whole number" + self._range(lambda number: f"{number:.0f}")
         if self._kind is float:
-            return "a number" + self._bounds(lambda number: f"{number:g}")
+            return "a number" + self._range(lambda number: f"{number:g}")
         if self._kind is bool:
             return "true or false"
         return "a list of texts" if get_origin(self._kind) is list else "a text"
 
-    def _bounds(self, show: Any) -> str:
-        if self._between is None:
+    def _range(self, show: Any) -> str:
+        if self._bounds is None:
             return ""
-        return f", from {show(self._between.low)} to {show(self._between.high)}"
+        return f", from {show(self._bounds.ge)} to {show(self._bounds.le)}"
 
 
 def fields_of(section: type[msgspec.Struct]) -> dict[str, Field]:
@@ -150,10 +141,10 @@ class AlertSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     webhook: str | None = None
     # Whether to send warnings, and their end, as well as breaches.
     warnings: bool = False
-    timeout_s: Annotated[Duration, Between(0.1, 600.0)] = msgspec.field(
+    timeout_s: Annotated[Duration, Meta(ge=0.1, le=600.0)] = msgspec.field(
         default=10.0, name="timeout"
     )
-    attempts: Annotated[int, Between(1, 20)] = 3
+    attempts: Annotated[int, Meta(ge=1, le=20)] = 3
 
 
 def alerts_problems(alerts: dict[str, Any]) -> list[str]:
@@ -161,10 +152,10 @@ def alerts_problems(alerts: dict[str, Any]) -> list[str]:
     if (webhook := alerts.get("webhook")) is None:
         return []
     # Imported here: each command reads settings, and few of them have a webhook.
-    from tidegate.control.services.measurement import address_of
+    from tidegate.control.services.measurement import checked_url
 
     try:
-        address_of(webhook)
+        checked_url(webhook)
     except InvalidValue as wrong:
         return [f"alerts.webhook: {redact_secrets(str(wrong))}"]
     return []
@@ -185,7 +176,7 @@ class ConsoleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     # None means CONSOLE_PORT_OFFSET above the first node's port, or a free port if that is in use.
     # 0 means a free port.
-    port: Annotated[int | None, Between(0, 65535)] = None
+    port: Annotated[int, Meta(ge=0, le=65535)] | None = None
     # Further names under which browsers reach it, such as that of a proxy: host, or host:port.
     names: list[str] = []
 
@@ -207,46 +198,50 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     provider: Literal["none", "process", "command"] = "none"
     # Distinguishes fleets of one cloud; available as {fleet} in the commands.
     name: str = "tidegate"
-    boot: Annotated[str | None, CommandText] = None
-    halt: Annotated[str | None, CommandText] = None
-    listing: Annotated[str | None, CommandText] = msgspec.field(default=None, name="list")
+    boot: Annotated[str, CommandText] | None = None
+    halt: Annotated[str, CommandText] | None = None
+    listing: Annotated[str, CommandText] | None = msgspec.field(default=None, name="list")
     # Time limits of a boot or halt command, and of a list command.
-    command_deadline_s: Annotated[Duration, Between(0.1, 3600.0)] = msgspec.field(
+    command_deadline_s: Annotated[Duration, Meta(ge=0.1, le=3600.0)] = msgspec.field(
         default=120.0, name="command_deadline"
     )
-    list_deadline_s: Annotated[Duration, Between(0.1, 600.0)] = msgspec.field(
+    list_deadline_s: Annotated[Duration, Meta(ge=0.1, le=600.0)] = msgspec.field(
         default=15.0, name="list_deadline"
     )
-    list_interval_s: Annotated[Duration, Between(0.1, 600.0)] = msgspec.field(
+    list_interval_s: Annotated[Duration, Meta(ge=0.1, le=600.0)] = msgspec.field(
         default=2.0, name="list_interval"
     )
     # Attempts of one boot or halt; the wait between them doubles.
-    tries: Annotated[int, Between(1, 20)] = 4
-    backoff_s: Annotated[Duration, Between(0.01, 60.0)] = msgspec.field(default=1.0, name="backoff")
+    tries: Annotated[int, Meta(ge=1, le=20)] = 4
+    backoff_s: Annotated[Duration, Meta(ge=0.01, le=60.0)] = msgspec.field(
+        default=1.0, name="backoff"
+    )
     # From the order of a machine until its node joins.
-    boot_deadline_s: Annotated[Duration, Between(0.5, 86_400.0)] = msgspec.field(
+    boot_deadline_s: Annotated[Duration, Meta(ge=0.5, le=86_400.0)] = msgspec.field(
         default=300.0, name="boot_deadline"
     )
     # How long a machine may be without a live node before it is treated as lost.
-    lost_s: Annotated[Duration, Between(0.1, 3600.0)] = msgspec.field(default=3.0, name="lost")
+    lost_s: Annotated[Duration, Meta(ge=0.1, le=3600.0)] = msgspec.field(default=3.0, name="lost")
     # How long a worker may take to finish the messages it has begun.
-    drain_s: Annotated[Duration, Between(0.0, 86_400.0)] = msgspec.field(default=30.0, name="drain")
+    drain_s: Annotated[Duration, Meta(ge=0.0, le=86_400.0)] = msgspec.field(
+        default=30.0, name="drain"
+    )
     # The provider "process" waits this long, to simulate the boot time of a cloud machine.
-    boot_s: Annotated[float, Between(0.0, 86_400.0)] = 0.0
+    boot_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 0.0
     # Slots per machine, unless the queue sets its own number.
-    slots: Annotated[int, Between(1, 1000)] = 1
+    slots: Annotated[int, Meta(ge=1, le=1000)] = 1
     # The hosts for machines, if the commands contain {host}.
     hosts: list[str] = []
     # The limit per host; 0 means no limit.
-    machines_per_host: Annotated[int, Between(0, 10_000)] = 0
-    machines_max: Annotated[int, Between(1, 10_000)] = 64
+    machines_per_host: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    machines_max: Annotated[int, Meta(ge=1, le=10_000)] = 64
     # Booted machines kept without work, unless a queue sets its own number; None means the learned
     # number.
-    warm: Annotated[int | None, Between(0, 1000)] = None
+    warm: Annotated[int, Meta(ge=0, le=1000)] | None = None
     provisioning: Literal["energy", "performance"] = "energy"
 
 
-def fleet_problems(fleet: dict[str, Any], written: set[str]) -> Iterator[str]:
+def fleet_problems(fleet: dict[str, Any], written: Collection[str]) -> Iterator[str]:
     """Yield the problems of the section as a whole; `written` are its keys with any value."""
     if fleet.get("provider") == "command":
         yield from _missing(fleet, written)
@@ -254,7 +249,7 @@ def fleet_problems(fleet: dict[str, Any], written: set[str]) -> Iterator[str]:
         yield f'fleet.{given[0]} is set, but nobody runs it: set fleet.provider = "command"'
 
 
-def _missing(fleet: dict[str, Any], written: set[str]) -> Iterator[str]:
+def _missing(fleet: dict[str, Any], written: Collection[str]) -> Iterator[str]:
     """Yield a problem for each missing command, and for each one without {id}."""
     for key, does in _COMMANDS_DO.items():
         if key not in written:
@@ -296,9 +291,9 @@ class MetricsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     # None means METRICS_PORT_OFFSET above the node's port, or a free port if that is in use. 0
     # means a free port.
-    port: Annotated[int | None, Between(0, 65535)] = None
+    port: Annotated[int, Meta(ge=0, le=65535)] | None = None
     # The number of queues with metrics of their own. The node reports how many it leaves out.
-    queues_max: Annotated[int, Between(1, 100_000)] = 500
+    queues_max: Annotated[int, Meta(ge=1, le=100_000)] = 500
 
 
 # The section [node].
@@ -316,38 +311,38 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # The host name under which other machines reach the node, if it differs from the listening
     # address.
     advertise: str | None = None
-    port: Annotated[int, Between(0, 65535)] = 7411
-    memory_bytes_max: Annotated[Size, Between(16 * _MIB, 1024 * _GIB)] = msgspec.field(
+    port: Annotated[int, Meta(ge=0, le=65535)] = 7411
+    memory_bytes_max: Annotated[Size, Meta(ge=16 * _MIB, le=1024 * _GIB)] = msgspec.field(
         default=512 * _MIB, name="memory"
     )
-    lease_s: Annotated[Duration, Between(0.2, 3600.0)] = msgspec.field(default=3.0, name="lease")
-    heartbeat_s: Annotated[Duration, Between(0.1, 3600.0)] = msgspec.field(
+    lease_s: Annotated[Duration, Meta(ge=0.2, le=3600.0)] = msgspec.field(default=3.0, name="lease")
+    heartbeat_s: Annotated[Duration, Meta(ge=0.1, le=3600.0)] = msgspec.field(
         default=10.0, name="heartbeat"
     )
-    handshake_s: Annotated[Duration, Between(0.1, 600.0)] = msgspec.field(
+    handshake_s: Annotated[Duration, Meta(ge=0.1, le=600.0)] = msgspec.field(
         default=10.0, name="handshake"
     )
-    message_bytes_max: Annotated[Size, Between(1, 16 * _MIB)] = 16 * _MIB
-    frame_before_login_bytes_max: Annotated[Size, Between(256, _MIB)] = msgspec.field(
+    message_bytes_max: Annotated[Size, Meta(ge=1, le=16 * _MIB)] = 16 * _MIB
+    frame_before_login_bytes_max: Annotated[Size, Meta(ge=256, le=_MIB)] = msgspec.field(
         default=8 * _KIB, name="frame_before_login"
     )
-    connections_max: Annotated[int, Between(1, 1_000_000)] = 5000
-    connections_per_address_max: Annotated[int, Between(1, 1_000_000)] = 5000
-    connections_per_user_max: Annotated[int, Between(1, 1_000_000)] = 2000
+    connections_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 5000
+    connections_per_address_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 5000
+    connections_per_user_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 2000
     # The node closes a connection that reads nothing for this long while data waits for it.
-    slow_reader_s: Annotated[Duration, Between(1.0, 3600.0)] = msgspec.field(
+    slow_reader_s: Annotated[Duration, Meta(ge=1.0, le=3600.0)] = msgspec.field(
         default=30.0, name="slow_reader"
     )
     # "auto" lets clients on this machine connect without login until the first user exists.
     login: Literal["auto", "always"] = "auto"
     # How long a consumer may hold a message without renewing its lease.
-    delivery_lease_s: Annotated[Duration, Between(0.1, 86400.0)] = msgspec.field(
+    delivery_lease_s: Annotated[Duration, Meta(ge=0.1, le=86400.0)] = msgspec.field(
         default=60.0, name="delivery_lease"
     )
     # Connections that write to the store; each runs one commit at a time.
-    writers: Annotated[int, Between(1, 64)] = 1
+    writers: Annotated[int, Meta(ge=1, le=64)] = 1
     # How long the node collects acknowledgements for which no client waits.
-    settle_linger_s: Annotated[Duration, Between(0.0, 1.0)] = msgspec.field(
+    settle_linger_s: Annotated[Duration, Meta(ge=0.0, le=1.0)] = msgspec.field(
         default=0.05, name="settle_linger"
     )
 
@@ -416,7 +411,7 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     urls: list[str] = []
     data: str = "tidegate-data"
     # Connections per node for writing messages; 0 means as many as `node.writers`.
-    connections: Annotated[int, Between(0, 64)] = 0
+    connections: Annotated[int, Meta(ge=0, le=64)] = 0
 
     @property
     def all_urls(self) -> list[str]:
@@ -447,19 +442,19 @@ class TelemetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     # store.data.
     lake: str | None = None
     # The time between samples; each queue and each consumer is a row per sample.
-    interval_s: Annotated[Duration, Between(0.1, 60.0)] = msgspec.field(
+    interval_s: Annotated[Duration, Meta(ge=0.1, le=60.0)] = msgspec.field(
         default=1.0, name="interval"
     )
     # The time between files. A kill of the process loses at most this much history.
-    flush_s: Annotated[Duration, Between(0.2, 600.0)] = msgspec.field(default=5.0, name="flush")
+    flush_s: Annotated[Duration, Meta(ge=0.2, le=600.0)] = msgspec.field(default=5.0, name="flush")
     # Older hours are deleted; 0s keeps all hours.
-    retention_s: Annotated[Duration, Between(0.0, 36_500 * 86_400.0)] = msgspec.field(
+    retention_s: Annotated[Duration, Meta(ge=0.0, le=36_500 * 86_400.0)] = msgspec.field(
         default=30 * 86_400.0, name="retention"
     )
     # The approximate number of single requests and messages recorded per second and node; 0 records
     # none.
-    requests_per_s: Annotated[int, Between(0, 10_000)] = 50
-    lifecycles_per_s: Annotated[int, Between(0, 10_000)] = 50
+    requests_per_s: Annotated[int, Meta(ge=0, le=10_000)] = 50
+    lifecycles_per_s: Annotated[int, Meta(ge=0, le=10_000)] = 50
 
 
 # The section [tls], with a check of the keys that belong together.

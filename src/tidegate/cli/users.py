@@ -8,7 +8,6 @@ the machine can read.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import sys
@@ -22,7 +21,7 @@ from tidegate.cli.command_line import NotFound
 from tidegate.cli.options import ConfigOption
 from tidegate.cli.output import Cell, Column, JsonOption, Output
 from tidegate.cli.settings import load_settings
-from tidegate.cli.wiring import store_of
+from tidegate.cli.wiring import ask_store
 from tidegate.core.errors import UniqueConstraint
 
 if TYPE_CHECKING:
@@ -259,17 +258,8 @@ def _with_store(
     data: Path | None, config: Path | None, work: Callable[[Store], Awaitable[Result]]
 ) -> Result:
     """Open the store, run `work` with it, and return the result; no node needs to run."""
-
-    async def opened(urls: list[str]) -> Result:
-        store = store_of(urls)
-        await store.open()
-        try:
-            return await work(store)
-        finally:
-            await store.close()
-
     with _store_urls(data, config) as urls:
-        return asyncio.run(opened(urls))
+        return ask_store(urls, work)
 
 
 @contextlib.contextmanager

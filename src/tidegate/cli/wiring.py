@@ -1,4 +1,13 @@
-"""The parts of a node that the settings determine: TLS, recorder and limits."""
+"""Builds stores, nodes, fleets and control loops from the settings, and runs the local cluster.
+
+    build_store    the stores of a list of URLs
+    build_node     a node with its limits, TLS and recorder
+    build_fleet    the provider of machines and its limits
+    build_control  the control loops of a node
+
+Commands that only ask a store import this module. The parts of a node are therefore imported in the
+functions that build them: together they take 0.1 s of a core.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +30,20 @@ from tidegate.core.runtime import cancel_and_wait
 from tidegate.core.text import redact_secrets
 from tidegate.core.topology import Provisioning, Scaling, format_scaling_keys
 from tidegate.fleet.process import become_keeper
-from tidegate.fleet.processes import INSTALL_COMMAND, ConsoleProcess, NodeProcess, is_installed
+from tidegate.fleet.processes import (
+    INSTALL_COMMAND,
+    SupervisedProcess,
+    console_spec,
+    is_installed,
+    node_spec,
+)
 
 if TYPE_CHECKING:
-    from tidegate.agreements.document import Agreement
     from tidegate.broker.node import Node, NodeTls
     from tidegate.control.alerts import Alerts
     from tidegate.control.leader import ControlLoops
     from tidegate.control.prefetch import PrefetchLoop
     from tidegate.core.machines import Provider
-    from tidegate.core.runtime import NodeLimits
     from tidegate.core.store import Store
     from tidegate.fleet.fleet import Fleet, FleetOptions, LeaderStore
     from tidegate.fleet.providers import ProcessProvider
@@ -39,7 +52,52 @@ if TYPE_CHECKING:
     from tidegate.telemetry.recorder import Recorder
 
 
-def tls_of(settings: Settings) -> NodeTls | None:
+def build_node(
+    settings: Settings,
+    store_urls: Sequence[str],
+    *,
+    host: str,
+    port: int,
+    or_free: bool,
+    name: str | None,
+    machine_id: int | None,
+) -> Node:
+    """Return a node on the stores, not yet started, with its limits, TLS and recorder."""
+    from tidegate.broker.node import Node
+    from tidegate.core.runtime import NodeLimits
+
+    chosen = settings.node
+    return Node(
+        build_store(store_urls, settings.store.connections or chosen.writers),
+        host=host,
+        port=port,
+        or_free=or_free,
+        advertise=chosen.advertise,
+        name=name,
+        limits=NodeLimits(
+            memory_bytes=chosen.memory_bytes_max,
+            message_bytes_max=chosen.message_bytes_max,
+            frame_before_login_bytes=chosen.frame_before_login_bytes_max,
+            connections_max=chosen.connections_max,
+            connections_per_address_max=chosen.connections_per_address_max,
+            connections_per_user_max=chosen.connections_per_user_max,
+            slow_reader_s=chosen.slow_reader_s,
+            handshake_s=chosen.handshake_s,
+            heartbeat_s=chosen.heartbeat_s,
+            lease_s=chosen.lease_s,
+            delivery_lease_s=chosen.delivery_lease_s,
+            writers=chosen.writers,
+            settle_linger_s=chosen.settle_linger_s,
+        ),
+        tls=build_tls(settings),
+        login_always=chosen.login == "always",
+        recorder=build_recorder(settings),
+        machine_id=machine_id,
+    )
+
+
+def build_tls(settings: Settings) -> NodeTls | None:
+    """Return the TLS of a node; None if the settings name no certificate."""
     from tidegate.broker.node import NodeTls
 
     chosen = settings.tls
@@ -49,7 +107,8 @@ def tls_of(settings: Settings) -> NodeTls | None:
     return NodeTls(Path(chosen.certificate).expanduser(), Path(chosen.key).expanduser(), authority)
 
 
-def recorder_of(settings: Settings) -> Recorder | None:
+def build_recorder(settings: Settings) -> Recorder | None:
+    """Return the recorder of telemetry; None if it is switched off."""
     from tidegate.storage.postgres_server import mark_data_folder
     from tidegate.telemetry.recorder import Recorder, RecorderOptions
 
@@ -70,27 +129,6 @@ def recorder_of(settings: Settings) -> Recorder | None:
             requests_per_s=chosen.requests_per_s,
             lifecycles_per_s=chosen.lifecycles_per_s,
         )
-    )
-
-
-def limits_of(settings: Settings) -> NodeLimits:
-    from tidegate.core.runtime import NodeLimits
-
-    chosen = settings.node
-    return NodeLimits(
-        memory_bytes=chosen.memory_bytes_max,
-        message_bytes_max=chosen.message_bytes_max,
-        frame_before_login_bytes=chosen.frame_before_login_bytes_max,
-        connections_max=chosen.connections_max,
-        connections_per_address_max=chosen.connections_per_address_max,
-        connections_per_user_max=chosen.connections_per_user_max,
-        slow_reader_s=chosen.slow_reader_s,
-        handshake_s=chosen.handshake_s,
-        heartbeat_s=chosen.heartbeat_s,
-        lease_s=chosen.lease_s,
-        delivery_lease_s=chosen.delivery_lease_s,
-        writers=chosen.writers,
-        settle_linger_s=chosen.settle_linger_s,
     )
 
 
@@ -115,7 +153,7 @@ StoreDataOption = Annotated[
 ]
 
 
-def store_of(urls: Sequence[str], writers: int = 1) -> PostgresStore:
+def build_store(urls: Sequence[str], writers: int = 1) -> PostgresStore:
     """Return a store for the URLs, not yet open; the first URL has the catalogue."""
     from tidegate.storage.postgres.store import PostgresStore
     from tidegate.storage.sharded import ShardedStore
@@ -161,7 +199,7 @@ def running_stores(store: str | None, data: Path | None, settings: Settings) -> 
 @contextlib.asynccontextmanager
 async def open_store(urls: Sequence[str]) -> AsyncIterator[PostgresStore]:
     """Open the store for the duration of the context."""
-    store = store_of(urls)
+    store = build_store(urls)
     await store.open()
     try:
         yield store
@@ -186,7 +224,7 @@ def ask_store(urls: Sequence[str], work: Callable[[PostgresStore], Awaitable[Res
 _EXIT_S = 30.0
 
 
-def fleet_of(
+def build_fleet(
     settings: Settings,
     store: LeaderStore,
     store_urls: Sequence[str],
@@ -196,11 +234,32 @@ def fleet_of(
     """Return the fleet of the settings; None if there is no provider of machines."""
     from tidegate.fleet.fleet import Fleet
 
-    provider = provider_of(settings, store_urls, config)
-    return None if provider is None else Fleet(store, provider, options_of(settings), recorder)
+    chosen = settings.fleet
+    if chosen.provider == "none":
+        return None
+    provider: Provider
+    if chosen.provider == "process":
+        provider = build_process_provider(settings, store_urls, config)
+    else:
+        from tidegate.fleet.providers import CommandProvider, CommandTemplate
+
+        if chosen.boot is None or chosen.halt is None or chosen.listing is None:
+            raise InvalidValue("the provider command needs fleet.boot, fleet.halt and fleet.list")
+        provider = CommandProvider(
+            CommandTemplate(chosen.boot),
+            CommandTemplate(chosen.halt),
+            CommandTemplate(chosen.listing),
+            fleet=chosen.name,
+            store_urls=store_urls,
+            folder=_fleet_folder(settings),
+            boot_deadline_s=chosen.command_deadline_s,
+            halt_deadline_s=chosen.command_deadline_s,
+            list_deadline_s=chosen.list_deadline_s,
+        )
+    return Fleet(store, provider, fleet_options(settings), recorder)
 
 
-def options_of(settings: Settings) -> FleetOptions:
+def fleet_options(settings: Settings) -> FleetOptions:
     """Return the limits of the fleet: numbers of machines, hosts and timeouts."""
     from tidegate.fleet.fleet import FleetOptions
 
@@ -218,39 +277,15 @@ def options_of(settings: Settings) -> FleetOptions:
     )
 
 
-def provider_of(
-    settings: Settings, store_urls: Sequence[str], config: Path | None
-) -> Provider | None:
-    chosen = settings.fleet
-    if chosen.provider == "process":
-        return process_provider(settings, store_urls, config)
-    if chosen.provider == "none":
-        return None
-    from tidegate.fleet.providers import CommandProvider, CommandTemplate
-
-    if chosen.boot is None or chosen.halt is None or chosen.listing is None:
-        raise InvalidValue("the provider command needs fleet.boot, fleet.halt and fleet.list")
-    return CommandProvider(
-        CommandTemplate(chosen.boot),
-        CommandTemplate(chosen.halt),
-        CommandTemplate(chosen.listing),
-        fleet=chosen.name,
-        store_urls=store_urls,
-        folder=fleet_folder(settings),
-        boot_deadline_s=chosen.command_deadline_s,
-        halt_deadline_s=chosen.command_deadline_s,
-        list_deadline_s=chosen.list_deadline_s,
-    )
-
-
-def process_provider(
+def build_process_provider(
     settings: Settings, store_urls: Sequence[str], config: Path | None
 ) -> ProcessProvider:
+    """Return the provider whose machines are processes on this computer."""
     from tidegate.fleet.providers import ProcessProvider
 
     data = settings.store.data_folder.resolve()
     return ProcessProvider(
-        fleet_folder(settings),
+        _fleet_folder(settings),
         boot_s=settings.fleet.boot_s,
         halt_s=settings.fleet.drain_s + _EXIT_S,
         store_urls=store_urls,
@@ -262,7 +297,7 @@ def process_provider(
     )
 
 
-def fleet_folder(settings: Settings) -> Path:
+def _fleet_folder(settings: Settings) -> Path:
     """Return the folder with the records of machines on this computer."""
     return settings.store.data_folder.resolve() / "fleet"
 
@@ -283,14 +318,22 @@ async def running_loops(
     node: Node, settings: Settings, store_urls: Sequence[str], config: Path | None = None
 ) -> AsyncIterator[None]:
     """Run the node's control loops in this context; they end before the node leaves the cluster."""
+    from tidegate.control.alerts import Alerts, AlertTargets
 
+    chosen = settings.alerts
+    alerts = Alerts(
+        AlertTargets(
+            command=chosen.command,
+            webhook=chosen.webhook,
+            warnings=chosen.warnings,
+            timeout_s=chosen.timeout_s,
+            attempts=chosen.attempts,
+        )
+    )
     recorder = None if node.recording is None else node.recording.recorder
-    fleet = fleet_of(settings, node.store, store_urls, recorder, config)
-    alerts = alerts_of(settings)
-    running = [
-        asyncio.create_task(control_loops_of(node, settings, fleet, alerts).run()),
-        asyncio.create_task(prefetch_loop_of(node, settings).run()),
-    ]
+    fleet = build_fleet(settings, node.store, store_urls, recorder, config)
+    loops = build_control(node, settings, recorder, fleet, alerts)
+    running = [asyncio.create_task(loop.run()) for loop in loops]
     try:
         yield
     finally:
@@ -300,66 +343,41 @@ async def running_loops(
             await fleet.close()
 
 
-def alerts_of(settings: Settings) -> Alerts:
-    """Return the sender of alerts that the settings define."""
-    from tidegate.control.alerts import Alerts, AlertTargets
-
-    chosen = settings.alerts
-    return Alerts(
-        AlertTargets(
-            command=chosen.command,
-            webhook=chosen.webhook,
-            warnings=chosen.warnings,
-            timeout_s=chosen.timeout_s,
-            attempts=chosen.attempts,
-        )
-    )
-
-
-def control_loops_of(
-    node: Node, settings: Settings, fleet: Fleet | None, alerts: Alerts | None = None
-) -> ControlLoops:
-    """Return the control loops of one node."""
+def build_control(
+    node: Node,
+    settings: Settings,
+    recorder: Recorder | None,
+    fleet: Fleet | None,
+    alerts: Alerts | None,
+) -> tuple[ControlLoops, PrefetchLoop]:
+    """Return the loops of a node: those of the leader, and the one of its own queues' consumers."""
+    from tidegate.agreements.document import AgreementInvalid, read_agreements
+    from tidegate.control.journal import PrefetchJournal
     from tidegate.control.leader import ControlLoops
-    from tidegate.control.learned import AcceptedModels
+    from tidegate.control.learned import AcceptedModels, PrefetchModels
+    from tidegate.control.prefetch import PrefetchLoop
     from tidegate.engines.native.actuator import NativeActuator
     from tidegate.engines.native.sensor import NativeSensor
     from tidegate.telemetry.models import ModelRegistry
 
-    return ControlLoops(
+    try:
+        agreements = read_agreements(settings.pipeline.agreement_places)
+    except AgreementInvalid as wrong:
+        log.error("no agreement of [pipeline] is judged live: %s", wrong)
+        agreements = []
+    leading = ControlLoops(
         node.store,
-        lambda: node.member_id,
+        node.membership,
         NativeSensor(node.store.members, node.node_clients.request_with_body),
         NativeActuator(node.store, node.node_clients.request),
         fleet=fleet,
         learned=AcceptedModels(ModelRegistry(settings.knowledge_folder, log.warning)),
-        recorder=None if node.recording is None else node.recording.recorder,
+        recorder=recorder,
         alerts=alerts,
         clock=node.clock,
-        agreements=agreements_of(settings),
+        agreements=agreements,
     )
-
-
-def agreements_of(settings: Settings) -> list[Agreement]:
-    """Return the agreements of the settings; log an error and return none if one is invalid."""
-    from tidegate.agreements.document import AgreementInvalid, read_agreements
-
-    try:
-        return read_agreements(settings.pipeline.agreement_places)
-    except AgreementInvalid as wrong:
-        log.error("no agreement of [pipeline] is judged live: %s", wrong)
-        return []
-
-
-def prefetch_loop_of(node: Node, settings: Settings) -> PrefetchLoop:
-    """Return the loop that controls the prefetch of consumers on the queues this node owns."""
-    from tidegate.control.journal import PrefetchJournal
-    from tidegate.control.learned import PrefetchModels
-    from tidegate.control.prefetch import PrefetchLoop
-    from tidegate.telemetry.models import ModelRegistry
-
-    recorder = None if node.recording is None else node.recording.recorder
-    return PrefetchLoop(
+    prefetch = PrefetchLoop(
         node.ownership.with_prefetch_goal,
         node.name,
         PrefetchJournal(node.store, recorder, node.clock.wall),
@@ -367,6 +385,7 @@ def prefetch_loop_of(node: Node, settings: Settings) -> PrefetchLoop:
         recorder=recorder,
         clock=node.clock,
     )
+    return leading, prefetch
 
 
 async def declare_queues(store: Store, queues: Mapping[str, Scaling]) -> None:
@@ -438,22 +457,23 @@ class LocalCluster:
         self._store_port = store_port
         self._log_file = log_file
         self._embedded: EmbeddedPostgres | None = None
-        self._nodes: list[NodeProcess] = []
+        self._nodes: list[SupervisedProcess] = []
         self._machines: ProcessProvider | None = None
-        self._console: ConsoleProcess | None = None
+        self._console: SupervisedProcess | None = None
         # Set while the store runs.
         self.store_urls: list[str] = []
 
     @property
-    def _lake(self) -> str:
-        """The location for recording, in the data folder rather than the nodes' working folder."""
-        return self._settings.telemetry.lake or str(self._data.expanduser().resolve() / "lake")
-
-    @property
-    def _knowledge(self) -> str:
-        """The folder of learned models, in the data folder for the same reason."""
-        chosen = self._settings.pipeline.knowledge
-        return chosen or str(self._data.expanduser().resolve() / "knowledge")
+    def _places(self) -> dict[str, str]:
+        """The environment with the places of data: in the data folder, not the working folder."""
+        data = self._data.expanduser().resolve()
+        return {
+            "TIDEGATE_STORE__DATA": str(data),
+            "TIDEGATE_TELEMETRY__LAKE": self._settings.telemetry.lake or str(data / "lake"),
+            "TIDEGATE_PIPELINE__KNOWLEDGE": (
+                self._settings.pipeline.knowledge or str(data / "knowledge")
+            ),
+        }
 
     @property
     def addresses(self) -> list[str]:
@@ -461,7 +481,7 @@ class LocalCluster:
 
     @property
     def metrics_addresses(self) -> list[str]:
-        return [node.metrics_address for node in self._nodes if node.metrics_address]
+        return [one for node in self._nodes for one in node.addresses[1:]]
 
     @property
     def console_address(self) -> str:
@@ -505,16 +525,16 @@ class LocalCluster:
             port = first_port + index if first_port else 0
             metrics_port = first_metrics_port + index if first_metrics_port else first_metrics_port
             self._nodes.append(
-                NodeProcess(
-                    urls,
-                    port,
-                    config,
-                    self._log_file,
-                    metrics_port,
-                    self._lake,
-                    knowledge=self._knowledge,
-                    data=str(self._data.expanduser().resolve()),
-                    is_derived=is_derived,
+                SupervisedProcess(
+                    node_spec(
+                        urls,
+                        port,
+                        config=config,
+                        metrics_port=metrics_port,
+                        is_derived=is_derived,
+                        environment=self._places,
+                        log_file=self._log_file,
+                    )
                 )
             )
         for node in self._nodes:
@@ -533,24 +553,22 @@ class LocalCluster:
         chosen = self._settings.console
         derived = first_port + CONSOLE_PORT_OFFSET if first_port else 0
         port = chosen.port if chosen.port is not None else derived if derived < 2**16 else 0
-        process = ConsoleProcess(
-            self.addresses,
-            self.store_urls,
-            host=chosen.host,
-            port=port,
-            is_derived=chosen.port is None,
-            config=config,
-            log_file=self._log_file,
-            environment={
-                "TIDEGATE_STORE__DATA": str(self._data.expanduser().resolve()),
-                "TIDEGATE_PIPELINE__KNOWLEDGE": self._knowledge,
-            },
+        self._console = SupervisedProcess(
+            console_spec(
+                self.addresses,
+                self.store_urls,
+                host=chosen.host,
+                port=port,
+                is_derived=chosen.port is None,
+                config=config,
+                environment=self._places,
+                log_file=self._log_file,
+            )
         )
-        process.start()
-        self._console = process
+        self._console.watch()
 
     def watch(self) -> str | None:
-        """Restart processes that died; return the console's address when it starts to serve."""
+        """Restart processes that died; return the console's address when it begins to serve."""
         try:
             if self._embedded is not None and self._embedded.ensure_running():
                 log.error("PostgreSQL had died and was started again")
@@ -559,15 +577,18 @@ class LocalCluster:
             log.error("PostgreSQL did not come back yet: %s", failure)
             return None
         for node in self._nodes:
-            node.ensure_running()
-        return None if self._console is None else self._console.watch()
+            node.watch()
+        begins = self._console is not None and self._console.watch()
+        return self.console_address if begins else None
 
     def _machines_here(self, urls: list[str], config: Path | None) -> ProcessProvider | None:
         """Return the provider of machines on this computer; None if the machines run elsewhere."""
         if self._settings.fleet.provider != "process":
             return None
 
-        return process_provider(self._settings.with_data(self._data.expanduser()), urls, config)
+        return build_process_provider(
+            self._settings.with_data(self._data.expanduser()), urls, config
+        )
 
     def stop(self) -> None:
         if self._console is not None:

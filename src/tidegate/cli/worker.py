@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -28,7 +27,8 @@ from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
 from tidegate.core.runtime import user_module
 from tidegate.core.text import parse_rate_per_s
 from tidegate.fleet.packages import walk_code
-from tidegate.fleet.process import ReadyPipe, child_environment, end_with_parent
+from tidegate.fleet.process import ReadyPipe, end_with_parent
+from tidegate.fleet.processes import ProcessSpec, SupervisedProcess
 
 if TYPE_CHECKING:
     from tidegate.client.app import App
@@ -292,13 +292,20 @@ class Sources:
 def run_again_on_change(folder: Path, drain_s: float) -> int:
     """Run this command without `--reload`, again after each change; return the last exit code."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--reload"]
-    child = _Child(arguments, drain_s)
+    child = SupervisedProcess(
+        ProcessSpec(
+            name="the worker",
+            command=[sys.executable, "-m", "tidegate", *arguments],
+            environment=os.environ,
+            stop_s=drain_s + _EXIT_S,
+        )
+    )
     sources = Sources(folder)
     asked: list[int] = []
 
     def stop(number: int, _: object) -> None:
         if asked:
-            child.hurry()
+            child.terminate()
         asked.append(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -310,46 +317,14 @@ def run_again_on_change(folder: Path, drain_s: float) -> int:
             time.sleep(_POLL_S)
             if changed := sources.changed():
                 log.info("changed: starting again", extra={"files": ", ".join(changed[:5])})
-                child.stop()
+                child.terminate()
+                child.wait()
                 if not asked:
                     child.start()
     finally:
-        code = child.stop()
-    return code
-
-
-class _Child:
-    """The command as a child process."""
-
-    def __init__(self, arguments: list[str], drain_s: float) -> None:
-        self._command = [sys.executable, "-m", "tidegate", *arguments]
-        self._patience_s = drain_s + _EXIT_S
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(
-            self._command,
-            env={**os.environ, **child_environment()},
-            # Only the parent receives Ctrl-C. A second signal would make the child cut its work
-            # short.
-            process_group=0,
-        )
-
-    def hurry(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-
-    def stop(self) -> int:
-        """Stop the child, kill it after its drain, and return its exit code."""
-        if self._process is None:
-            return 0
-        self._process.terminate()
-        try:
-            return self._process.wait(self._patience_s)
-        except subprocess.TimeoutExpired:
-            log.error("it did not end and is killed")
-            self._process.kill()
-            return self._process.wait()
+        child.terminate()
+        child.wait()
+    return child.exit_code or 0
 
 
 # The Python files below a folder, without those of installed packages.

@@ -33,7 +33,7 @@ from tidegate.agreements.ledger import (
     TransitionEvent,
 )
 from tidegate.control.journal import Journal
-from tidegate.control.services.measurement import ProbeSample, address_of, http_get
+from tidegate.control.services.measurement import ProbeSample, checked_url, http_get
 from tidegate.core.decisions import Decision
 from tidegate.core.errors import TidegateError, Unavailable
 from tidegate.core.runtime import cancel_and_wait
@@ -84,7 +84,7 @@ class Alerts:
     def __init__(self, settings: AlertTargets | None = None) -> None:
         self.settings = settings or AlertTargets()
         if self.settings.webhook:
-            address_of(self.settings.webhook)
+            checked_url(self.settings.webhook)
         self._waiting: deque[Alert] = deque()
         self._task: asyncio.Task[None] | None = None
         self.sent = 0

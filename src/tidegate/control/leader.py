@@ -38,7 +38,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from tidegate.agreements.document import Agreement
 from tidegate.control.agreement_monitor import AgreementMonitor, ConfiguredAgreements
@@ -64,13 +65,21 @@ _LEADER_S = 0.1
 _FOLLOWER_S = 0.5
 
 
+class LeaderCandidate(Protocol):
+    """A node that may lead."""
+
+    @property
+    def member_id(self) -> int:
+        """The present id; a node that was declared dead rejoins with another one."""
+
+
 class ControlLoops:
     """All control loops of one node."""
 
     def __init__(
         self,
         store: Store,
-        member_id: Callable[[], int],
+        candidate: LeaderCandidate,
         sensor: NativeSensor,
         actuator: NativeActuator,
         *,
@@ -84,8 +93,7 @@ class ControlLoops:
         self._recorder = recorder
         self._alerts = alerts or Alerts()
         self._store = store
-        # A callable, because a node that was declared dead rejoins with another id.
-        self._member_id = member_id
+        self._candidate = candidate
         self._sensor = sensor
         self._actuator = actuator
         self._learned = learned or AcceptedModels(None)
@@ -148,7 +156,7 @@ class ControlLoops:
         Return after asking the store if it does not lead. Raises `TidegateError` if the store or
         another shared part fails; `StaleEpoch` is handled here.
         """
-        epoch = await self._store.lead(self._member_id())
+        epoch = await self._store.lead(self._candidate.member_id)
         try:
             if epoch != self._epoch:
                 await self._lead_anew(epoch)

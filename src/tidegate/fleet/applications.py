@@ -28,6 +28,7 @@ import asyncio
 import logging
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -46,7 +47,8 @@ from tidegate.core.services import (
 )
 from tidegate.core.text import format_duration
 from tidegate.fleet.packages import PackageCache
-from tidegate.fleet.process import MACHINE_VARIABLE, Backoff, ChildProcess
+from tidegate.fleet.process import MACHINE_VARIABLE, Backoff
+from tidegate.fleet.processes import ProcessSpec, SupervisedProcess
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +109,7 @@ class AppInstance:
 
     @property
     def address(self) -> str | None:
-        return None if self._process is None else self._process.address
+        return None if self._process is None else self._process.address or None
 
     @property
     def pid(self) -> int:
@@ -138,7 +140,6 @@ class AppInstance:
         await asyncio.wait({self._life})
 
     async def _live(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             try:
                 folder = await self._code()
@@ -151,7 +152,7 @@ class AppInstance:
             self._process = None
             if self._is_leaving:
                 return
-            wait_s = self._backoff.failed(loop.time())
+            wait_s = self._backoff.failed(time.monotonic())
             log.error(
                 "an instance failed and is started again: %s",
                 why,
@@ -190,7 +191,7 @@ class AppInstance:
             folder=folder,
             drain_s=self._options.drain_s,
         )
-        await process.start()
+        process.start()
         crash_point("after-instance-started")
         self._process = process
         if self._is_leaving:
@@ -199,22 +200,21 @@ class AppInstance:
         hangs = await self._watch(process)
         if hangs is not None:
             process.kill()
-        await process.wait()
+        await process.ended()
         return hangs or f"{self.spec.target} {process.exit_text}"
 
     async def _watch(self, process: AppProcess) -> str | None:
         """Probe the process until it ends; return the reason if it must be killed, else None."""
-        loop = asyncio.get_running_loop()
         answered_at: float | None = None
         while not await process.ends_within(
             _INSTANCE_POLL_S if answered_at is None else _ASK_EVERY_S
         ):
             if process.asked_at is not None:
-                if loop.time() - process.asked_at > self._options.drain_s + _INSTANCE_EXIT_S:
+                if time.monotonic() - process.asked_at > process.spec.stop_s:
                     return f"{self.spec.target} did not end when told to, and is killed"
                 continue
             trouble = await process.trouble()
-            now = loop.time()
+            now = time.monotonic()
             if trouble is None:
                 answered_at = now
                 self._answers(now - process.started_at)
@@ -263,13 +263,11 @@ class AppInstance:
 
 # Addresses to probe for hosts that mean all addresses.
 _ASK_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-_APP_POLL_S = 0.01
 _STATUS_LINE_BYTES_MAX = 1 << 10
-_APP_EXIT_S = 10.0
 
 
-class AppProcess(ChildProcess):
-    """The process of one application."""
+class AppProcess(SupervisedProcess):
+    """The process of one application, with its address and the probe of its health."""
 
     def __init__(
         self,
@@ -289,20 +287,25 @@ class AppProcess(ChildProcess):
         # A host that means all addresses is not an address to connect to.
         self._advertise = advertise or (socket.gethostname() if host in _ASK_AT else host)
         self._health_path = health_path
-        self._drain_s = drain_s
         # Start with -P: modules in the working directory must not hide installed ones.
         command = [sys.executable, "-P", "-m", "tidegate.fleet.app_server", target]
         command += ["--host", host, "--port", str(port), "--drain-s", f"{drain_s:g}"]
-        super().__init__(command, environment or {}, folder)
+        super().__init__(
+            ProcessSpec(
+                name=target,
+                command=command,
+                environment=environment or {},
+                folder=folder,
+                keeps_output=True,
+                stop_s=drain_s + _INSTANCE_EXIT_S,
+            )
+        )
 
     @property
-    def address(self) -> str | None:
-        """Its host:port for other programs; None while it does not listen."""
-        return (
-            f"{self._bracketed(self._advertise)}:{self.ready_message}"
-            if self.ready_message
-            else None
-        )
+    def address(self) -> str:
+        """Its host:port for other programs; empty while it does not listen."""
+        port = self.ready_message
+        return f"{self._bracketed(self._advertise)}:{port}" if port else ""
 
     @staticmethod
     def _bracketed(host: str) -> str:
@@ -340,41 +343,12 @@ class AppProcess(ChildProcess):
         finally:
             writer.close()
 
-    async def until_ready(self, patience_s: float = 30.0) -> str:
-        """Wait until it answers and return its address.
-
-        Raises `Unavailable` with the reason if it ends or does not answer within `patience_s`
-        seconds.
-        """
-        why: str | None = "it does not listen yet"
-        try:
-            async with asyncio.timeout(patience_s):
-                while (why := await self.trouble()) is not None:
-                    if self.exit_code is not None:
-                        await self.wait()
-                        raise Unavailable(f"{self.target} {self.exit_text}")
-                    await asyncio.sleep(_APP_POLL_S)
-        except TimeoutError:
-            raise Unavailable(self.late(patience_s, why)) from None
-        assert self.address is not None
-        return self.address
-
     def late(self, after_s: float, why: str | None) -> str:
         """Return a text that says how long it has taken and at which step it is."""
         after = format_duration(after_s)
         if self.ready_message is None:
             return f"{self.target} still imports or starts up after {after}: it may hang there"
         return f"{self.target} is not ready after {after}: {why}"
-
-    async def end(self) -> None:
-        """Let it drain and wait for its end; kill it if that takes too long."""
-        self.terminate()
-        try:
-            async with asyncio.timeout(self._drain_s + _APP_EXIT_S):
-                await self.wait()
-        except TimeoutError:
-            self.kill()
-            await self.wait()
 
 
 # The instances of one machine: starts the wanted ones, ends the others, reports all.

@@ -41,8 +41,8 @@ from tidegate.core.runtime import cancel_and_wait
 from tidegate.core.services import HostingStore, Instance
 from tidegate.core.topology import ReplicaInfo, ReplicaState, ReplicationStore, Scaling
 from tidegate.fleet.applications import AppOptions, HostedInstances
-from tidegate.fleet.process import Backoff, keeper
-from tidegate.fleet.processes import NodeProcess, ReplicaWorkers
+from tidegate.fleet.process import keeper
+from tidegate.fleet.processes import ReplicaWorkers, SupervisedProcess
 from tidegate.telemetry.stats import ClusterStats, QueueStats
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,6 @@ log = logging.getLogger(__name__)
 # Seconds between two reports, whose answer says whether the machine is still wanted.
 _REPORT_S = 1.0
 _ASK_NODE_S = 2.0
-_NODE_BACKOFF_S = (0.5, 10.0)
 # client/connection.py names an anonymous client program@host-pid-token.
 _PID_IN_NAME = re.compile(r"@.*-(\d+)-[0-9a-f]+$")
 
@@ -93,7 +92,11 @@ class MachineSupervisor:
     """Starts, watches and ends the processes of one machine."""
 
     def __init__(
-        self, machine_id: int, store: MachineStore, node: NodeProcess, options: MachineOptions
+        self,
+        machine_id: int,
+        store: MachineStore,
+        node: SupervisedProcess,
+        options: MachineOptions,
     ) -> None:
         self.machine_id = machine_id
         self._store = store
@@ -114,7 +117,6 @@ class MachineSupervisor:
             options.data,
             self._news.set,
         )
-        self._node_backoff = Backoff(*_NODE_BACKOFF_S)
         self._node_trouble = ""
         self._slots_trouble = ""
         self._reported_at = float("-inf")
@@ -236,23 +238,18 @@ class MachineSupervisor:
     # The node
 
     async def _ensure_node(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if not self._node.has_died:
+        if not self._node.is_due:
             return
-        if not self._node_backoff.is_due(now):
-            return
-        if self._node.pid is not None:
+        if self._node.pid:
             log.error("the node died and is started again", extra={"machine": self.machine_id})
         try:
             # In this thread, because the kernel ends the child with the thread that started it.
             self._node.start()
             await asyncio.to_thread(self._node.wait_until_ready)
-        except (TidegateError, OSError) as failure:
-            self._node_backoff.failed(asyncio.get_running_loop().time())
+        except TidegateError as failure:
             self._node_trouble = f"its node does not start: {failure}"
             log.error("%s", self._node_trouble, extra={"machine": self.machine_id})
         else:
-            self._node_backoff.succeeded()
             self._node_trouble = ""
             log.info(
                 "node serves", extra={"machine": self.machine_id, "address": self._node.address}
@@ -307,8 +304,7 @@ class MachineSupervisor:
         await asyncio.gather(
             self._hosted.stop(), *(workers.stop() for workers in self._workers.values())
         )
-        self._node.terminate()
-        await asyncio.to_thread(self._node.wait)
+        await self._node.stop()
 
 
 def _by_name(cluster: ClusterStats) -> dict[str, QueueStats]:

@@ -41,7 +41,6 @@ from tidegate.core.text import (
 from tidegate.fleet.process import (
     ProcessIdentity,
     ProcessTree,
-    exit_code_of,
     process_identity,
     with_stores,
 )
@@ -460,6 +459,24 @@ _REST_S = 0.2
 _READ_BYTES = 1 << 16
 
 
+# Seconds between two checks for the end of a process whose pipes others hold open.
+_CHILD_POLL_S = 0.05
+
+
+async def _exit_code_of(process: asyncio.subprocess.Process) -> int:
+    """Return the exit code as soon as the process ends.
+
+    asyncio's `wait` also waits for the end of its pipes, which others may hold open.
+    """
+    waiting = asyncio.ensure_future(process.wait())
+    try:
+        while process.returncode is None:
+            await asyncio.wait({waiting}, timeout=_CHILD_POLL_S)
+        return process.returncode
+    finally:
+        waiting.cancel()
+
+
 async def run_command(
     name: str,
     words: Sequence[str],
@@ -488,7 +505,7 @@ async def run_command(
     output, complaints = _Reading(process.stdout), _Reading(process.stderr)
     try:
         async with asyncio.timeout(deadline_s):
-            code = await exit_code_of(process)
+            code = await _exit_code_of(process)
         await asyncio.wait((output.task, complaints.task), timeout=_REST_S)
     except TimeoutError:
         raise Unavailable(
@@ -500,7 +517,7 @@ async def run_command(
             # The group is its own, and its pid is not reused until we have waited for it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await exit_code_of(process)
+            await _exit_code_of(process)
         output.task.cancel()
         complaints.task.cancel()
     if code != 0:

@@ -15,7 +15,6 @@ import pytest
 from hosted_modules import BAD_START, body_of, write_shop
 from waiting import eventually_async
 
-from tidegate.core.errors import Unavailable
 from tidegate.fleet.applications import AppProcess
 from tidegate.fleet.process import process_identity
 
@@ -24,13 +23,24 @@ import asyncio
 from tidegate.fleet.applications import AppProcess
 async def main():
     shop = AppProcess("shop:app")
-    await shop.start()
-    await shop.until_ready()
+    shop.start()
+    while await shop.trouble() is not None:
+        await asyncio.sleep(0.01)
     print(shop.pid, flush=True)
     await asyncio.sleep(3600)
 asyncio.run(main())
 """
 StartApp = Callable[..., AppProcess]
+
+
+async def address_of(app: AppProcess) -> str:
+    """Return its address when it answers."""
+
+    async def answers() -> bool:
+        return await app.trouble() is None
+
+    await eventually_async(answers, "it answers")
+    return app.address
 
 
 @pytest.fixture
@@ -44,7 +54,7 @@ async def app_of(tmp_path: Path) -> AsyncIterator[StartApp]:
     yield make
     for process in made:
         process.kill()
-        await process.wait()
+        await process.ended()
 
 
 async def test_it_is_ready_when_it_answers_and_answers_what_it_has_before_it_ends(
@@ -52,8 +62,8 @@ async def test_it_is_ready_when_it_answers_and_answers_what_it_has_before_it_end
 ) -> None:
     write_shop(tmp_path)
     shop = app_of(environment={"TIDEGATE_INSTANCE": "7"})
-    await shop.start()
-    address = await shop.until_ready()
+    shop.start()
+    address = await address_of(shop)
     assert await body_of(address) == f"welcome pid {shop.pid} instance 7"
 
     slow = asyncio.create_task(body_of(address, "/slow"))
@@ -63,7 +73,7 @@ async def test_it_is_ready_when_it_answers_and_answers_what_it_has_before_it_end
     (tmp_path / "go").touch()
 
     assert (await slow).startswith("welcome")
-    await shop.wait()
+    await shop.ended()
     assert shop.exit_code == -signal.SIGTERM
 
 
@@ -87,10 +97,9 @@ async def test_an_application_that_does_not_start_is_reported_in_words(
 ) -> None:
     (tmp_path / "shop.py").write_text(module)
     shop = app_of(target)
-    await shop.start()
-    with pytest.raises(Unavailable) as refusal:
-        await shop.until_ready()
-    assert words in str(refusal.value)
+    shop.start()
+    await shop.ended()
+    assert words in shop.exit_text
 
 
 async def test_a_port_that_is_taken_is_reported_before_anything_is_imported(
@@ -100,9 +109,9 @@ async def test_a_port_that_is_taken_is_reported_before_anything_is_imported(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         shop = app_of(port=port)
-        await shop.start()
-        with pytest.raises(Unavailable, match=f"listen on 127.0.0.1:{port}: Address already in us"):
-            await shop.until_ready()
+        shop.start()
+        await shop.ended()
+    assert f"listen on 127.0.0.1:{port}: Address already in use" in shop.exit_text
 
 
 async def test_one_that_hangs_in_its_import_is_reported_and_can_be_ended(
@@ -110,11 +119,12 @@ async def test_one_that_hangs_in_its_import_is_reported_and_can_be_ended(
 ) -> None:
     (tmp_path / "shop.py").write_text("open('begun', 'w'); import time; time.sleep(3600)")
     shop = app_of()
-    await shop.start()
+    shop.start()
     await eventually_async((tmp_path / "begun").exists)
-    with pytest.raises(Unavailable, match=r"shop:app still imports or starts up after .*may hang"):
-        await shop.until_ready(patience_s=0.05)
-    await shop.end()
+    assert shop.late(0.05, await shop.trouble()) == (
+        "shop:app still imports or starts up after 50ms: it may hang there"
+    )
+    await shop.stop()
     assert shop.exit_code == -signal.SIGTERM
 
 

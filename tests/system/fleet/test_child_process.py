@@ -15,8 +15,8 @@ from places import SUPPORT
 from waiting import eventually_async
 
 from tidegate.fleet import processes
-from tidegate.fleet.process import ChildProcess, process_identity
-from tidegate.fleet.processes import ReplicaWorkers
+from tidegate.fleet.process import process_identity
+from tidegate.fleet.processes import ProcessSpec, ReplicaWorkers, SupervisedProcess
 from tidegate.fleet.providers import run_command
 
 # What a helper lives is ten times as long: whoever waits for it is found out.
@@ -25,13 +25,16 @@ NODE = "tidegate://127.0.0.1:1"
 LOUD = "import sys\nfor _ in range(1000): sys.stderr.write('x' * 999 + chr(10))"
 KEEPER = f"""
 import asyncio, sys
-from tidegate.fleet.process import ChildProcess
+from tidegate.fleet.processes import ProcessSpec, SupervisedProcess
 async def main():
-    child = ChildProcess([sys.executable, "-S", "-c", {LOUD!r}], {{}})
-    await child.start()
+    command = [sys.executable, "-S", "-c", {LOUD!r}]
+    child = SupervisedProcess(
+        ProcessSpec(name="x", command=command, environment={{}}, keeps_output=True, stop_s=1.0)
+    )
+    child.start()
     print("ended" if await child.ends_within(60.0) else "stands still", child.exit_code)
     child.kill()
-    await child.wait()
+    await child.ended()
 asyncio.run(main())
 """
 
@@ -71,13 +74,15 @@ def count_open() -> int:
 
 
 def test_a_child_is_not_waited_for_longer_than_it_lives(helper: Path) -> None:
-    async def main() -> ChildProcess:
+    async def main() -> SupervisedProcess:
         words = ["sh", "-c", f"sleep 600 & echo $! > {helper}; echo goodbye >&2; exit 3"]
-        child = ChildProcess(words, {})
-        await child.start()
+        child = SupervisedProcess(
+            ProcessSpec(name="x", command=words, environment={}, keeps_output=True, stop_s=1.0)
+        )
+        child.start()
         before = count_open()
         assert await child.ends_within(PATIENCE_S)
-        await child.wait()
+        await child.ended()
         await asyncio.sleep(0)
         assert count_open() < before, "its pipe is not ours for ever"
         return child
@@ -105,7 +110,7 @@ def test_workers_end_without_those_whom_they_have_started(
 def test_a_worker_that_not_even_a_kill_ends_is_left_behind(
     helper: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deaf: list[ChildProcess] = []
+    deaf: list[SupervisedProcess] = []
 
     async def main() -> None:
         workers = ReplicaWorkers("orders#1", "helped_jobs:app", 1, 0.1)
@@ -115,15 +120,15 @@ def test_a_worker_that_not_even_a_kill_ends_is_left_behind(
         assert [one.exit_code for one in deaf] == [None]
         for one in deaf:
             kill(one)
-            await one.wait()
+            await one.ended()
 
     _have_jobs(monkeypatch, helper.parent)
     monkeypatch.setenv("JOBS_DEAF", "yes")
     monkeypatch.setattr(processes, "_EXIT_S", 0.1)
     monkeypatch.setattr(processes, "_KILLED_S", 0.1)
-    kill = ChildProcess.kill
+    kill = SupervisedProcess.kill
     # As one is whom the kernel has in the middle of something.
-    monkeypatch.setattr(ChildProcess, "kill", lambda child: deaf.append(child))
+    monkeypatch.setattr(SupervisedProcess, "kill", lambda child: deaf.append(child))
     asyncio.run(main())
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from tidegate.cli.wiring import LocalCluster
 from tidegate.core.errors import Unavailable
 from tidegate.fleet import processes
 from tidegate.fleet.processes import (
-    ConsoleProcess,
-    DoorProcess,
-    NodeProcess,
     StartPatience,
     SupervisedProcess,
+    console_spec,
+    door_spec,
+    node_spec,
 )
 
 WORD = "import os; os.write(int(os.environ['TIDEGATE_READY_FD']), b'{} \\n')"
@@ -64,14 +65,14 @@ def test_a_start_that_fails_is_told_in_words_and_leaves_nothing_open(
     starts: Callable[[str], Starts],
 ) -> None:
     starts("tidegate://127.0.0.1:1").is_full = True
-    child = SupervisedProcess("a node", ("tidegate://",), None)
+    child = SupervisedProcess(node_spec([STORE], 0))
     before = sorted(Path("/proc/self/fd").iterdir())
 
     with pytest.raises(Unavailable, match="a node cannot be started: Resource temporarily"):
-        child.start(["true"], {})
+        child.start()
 
     assert sorted(Path("/proc/self/fd").iterdir()) == before
-    assert not child.is_unheard
+    assert child.ready_message is None
 
 
 def test_a_node_is_waited_for_while_it_works_and_ended_when_it_does_not(
@@ -93,16 +94,18 @@ def test_a_node_is_waited_for_while_it_works_and_ended_when_it_does_not(
             gate.write_text("speak")
         return float(looks)
 
-    child = SupervisedProcess("a node", ("tidegate://",), None)
+    command = [sys.executable, "-S", "-c", waits + word]
+    child = SupervisedProcess(replace(node_spec([STORE], 0), command=command, ports={}))
     monkeypatch.setattr(processes, "processor_s", works)
-    child.start([sys.executable, "-S", "-c", waits + word], dict(os.environ))
-    assert child.line() == "tidegate://127.0.0.1:1"
-    child.wait(60.0)
+    child.start()
+    child.wait_until_ready()
+    assert child.addresses == ["tidegate://127.0.0.1:1"]
+    child.wait()
 
     monkeypatch.setattr(processes, "processor_s", lambda pid: 1.0)
-    child.start([sys.executable, "-S", "-c", waits + word], dict(os.environ))
+    child.start()
     with pytest.raises(Unavailable, match="a node did not get anywhere as it started"):
-        child.line()
+        child.wait_until_ready()
     assert child.has_died
 
 
@@ -111,7 +114,7 @@ def test_a_node_that_cannot_be_started_is_started_later_and_the_others_run_on(
 ) -> None:
     computer = starts("tidegate://127.0.0.1:1")
     house = LocalCluster(Settings(), tmp_path)
-    node = NodeProcess([STORE], 0, None)
+    node = SupervisedProcess(node_spec([STORE], 0))
     house._nodes = [node]
     node.start()
     node.wait_until_ready()
@@ -131,7 +134,7 @@ def test_a_node_takes_any_port_the_first_time_only_if_nobody_asked_for_one(
     starts: Callable[[str], Starts],
 ) -> None:
     computer = starts("tidegate://127.0.0.1:2")
-    node = NodeProcess([STORE], 1, None, is_derived=True)
+    node = SupervisedProcess(node_spec([STORE], 1, is_derived=True))
     node.start()
     node.wait_until_ready()
     assert computer.asked[-1][-3:] == ["--port", "1", "--or-free"]
@@ -148,19 +151,19 @@ def test_a_door_that_cannot_be_started_is_started_later(
     starts: Callable[[str], Starts],
 ) -> None:
     computer = starts("http://127.0.0.1:1")
-    door = DoorProcess([STORE], "shop", host="127.0.0.1", port=0)
+    door = SupervisedProcess(door_spec([STORE], "shop", host="127.0.0.1", port=0))
     door.start()
     door.wait_until_ready()
     eventually(lambda: door.has_died, "it dies at once")
 
     computer.is_full = True
-    assert not door.ensure_running()
+    assert not door.watch()
     assert computer.refused == 1
-    assert not door.ensure_running()
+    assert not door.watch()
     assert computer.refused == 1, "later"
     computer.is_full = False
 
-    _watch(door.ensure_running, lambda: computer.begun == 2)
+    _watch(door.watch, lambda: computer.begun == 2)
     door.wait()
 
 
@@ -169,11 +172,13 @@ def test_a_console_that_cannot_be_started_is_no_reason_not_to_serve(
 ) -> None:
     computer = starts("http://127.0.0.1:1")
     computer.is_full = True
-    console = ConsoleProcess(["tidegate://127.0.0.1:1"], [STORE], host="127.0.0.1", port=0)
+    console = SupervisedProcess(
+        console_spec(["tidegate://127.0.0.1:1"], [STORE], host="127.0.0.1", port=0)
+    )
 
     # The very first start, and one after a death
-    console.start()
-    assert console.watch() is None
+    console.watch()
+    assert not console.watch()
     assert computer.refused == 1, "later"
     computer.is_full = False
     _watch(console.watch, lambda: bool(console.address))

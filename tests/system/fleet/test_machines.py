@@ -20,7 +20,7 @@ import tidegate
 from tidegate.core.errors import StaleEpoch
 from tidegate.core.machines import Machine, MachineState
 from tidegate.fleet.process import KEEPER_VARIABLE, process_identity
-from tidegate.fleet.processes import NodeProcess
+from tidegate.fleet.processes import SupervisedProcess, node_spec
 
 
 async def test_a_machine_boots_joins_and_halts_with_all_its_processes(
@@ -241,14 +241,13 @@ async def test_a_node_that_is_started_again_does_not_bring_back_a_queue_that_was
     monkeypatch.setenv("TIDEGATE_QUEUES__ORDERS__MAX_LOAD", "100")
     monkeypatch.setenv("TIDEGATE_STORE__DATA", str(fleet.folder))
     monkeypatch.setenv("TIDEGATE_TELEMETRY__ENABLED", "false")
-    node = NodeProcess([fleet.url], 0, None, metrics_port=0)
+    node = SupervisedProcess(node_spec([fleet.url], 0, metrics_port=0))
     node.start()
     node.wait_until_ready()
     try:
         async with tidegate.connect(fleet.node.address) as mq:
             # It was there when the node was ready, else this is refused.
             await mq.delete_queue("orders")
-            assert node.pid is not None
             kill(node.pid)
             await eventually_async(lambda: node.has_died)
             node.start()

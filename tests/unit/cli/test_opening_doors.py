@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from tidegate.cli.door import check_engine
-from tidegate.cli.host import answers
+from tidegate.control.services.measurement import probe_door
 from tidegate.core.errors import Unavailable
 from tidegate.core.services import PROBE_HEADER, Engine
 
@@ -24,7 +24,7 @@ def test_without_httptools_the_gateway_says_what_to_install(
         check_engine(Engine.GATEWAY)
 
 
-def test_looking_whether_anything_serves_bears_the_mark_of_a_probe() -> None:
+async def test_looking_whether_anything_serves_bears_the_mark_of_a_probe() -> None:
     marks: list[str | None] = []
 
     class Door(BaseHTTPRequestHandler):
@@ -41,8 +41,8 @@ def test_looking_whether_anything_serves_bears_the_mark_of_a_probe() -> None:
         thread.start()
         try:
             address = f"http://127.0.0.1:{server.server_port}"
-            assert not answers(address, "/", "a mark")
-            assert answers(address, "/", "a mark")
+            assert (await probe_door(address, "/", "a mark")).failure == "it answered 503"
+            assert not (await probe_door(address, "/", "a mark")).failure
         finally:
             server.shutdown()
             thread.join()

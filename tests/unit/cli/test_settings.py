@@ -172,6 +172,19 @@ def test_all_complaints_come_at_once(file: Path) -> None:
     assert len(complaints(file, 'store = 1\n[node]\nport = -1\nlease = "x"\nx = 1')) == 4
 
 
+def test_a_complaint_about_several_keys_names_all_their_sources(file: Path) -> None:
+    environment = {"TIDEGATE_STORE__URL": "a", "TIDEGATE_STORE__URLS": "b"}
+    assert complaints(file, '[store]\ndata = "c"', environment) == [
+        "environment TIDEGATE_STORE__URL, environment TIDEGATE_STORE__URLS: store.url and "
+        "store.urls are both set: use one of them"
+    ]
+    environment = {"TIDEGATE_QUEUES__ORDERS__MAX_WIAT": "2s"}
+    assert complaints(file, "[queues.orders]\nmin_load = 1", environment) == [
+        f"{file}, environment TIDEGATE_QUEUES__ORDERS__MAX_WIAT: queues.orders: max_wiat: there is "
+        "no such key, did you mean max_wait?"
+    ]
+
+
 def test_one_store_url_or_several_but_not_both(file: Path) -> None:
     (complaint,) = complaints(file, '[store]\nurl = "a"\nurls = ["b"]')
     assert "store.url and store.urls" in complaint
@@ -270,7 +283,7 @@ def test_the_agreement_of_a_queue_stands_in_a_file_beside_the_settings(file: Pat
     assert load_settings(file, {}).queues["orders"].replicas.max == 9, "said of the queue itself"
     agreed.write_text(promise.replace("6s", "soon"))
     [found] = complaints(file, section)
-    assert found.startswith(f"queues.orders: {agreed}:4: metrics.wait_p99.breach = 'soon'")
+    assert found.startswith(f"{file}: queues.orders: {agreed}:4: metrics.wait_p99.breach = 'soon'")
     [found] = complaints(file, '[queues.bills]\nagreement = "none.toml"')
     assert "cannot be read" in found
 
@@ -317,18 +330,21 @@ def test_what_a_fleet_or_a_queue_cannot_be_is_refused_in_words(file: Path) -> No
         "mean host? (a brace that stands for itself is written twice)",
         f"{file}: fleet.boot_s = -1.0: must be a number, from 0 to 86400",
         f"{file}: queues.mails = 3: must be a section, written [queues.mails]",
-        'fleet.halt is not set: with provider = "command" it is the command that ends machine {id}',
+        f'{file}: fleet.halt is not set: with provider = "command" it is the command that ends '
+        "machine {id}",
+        f"{file}: "
         'fleet.list is not set: with provider = "command" it is the command that prints the '
         "machines that there are",
+        f"{file}: "
         "queues.orders: replicas min 4, max 2: must be 0 ≤ min ≤ max; min_load 300, max_load 200: "
         "must be 0 ≤ min_load < max_load, both finite",
-        "queues.bills: max_wiat: there is no such key, did you mean max_wait?",
+        f"{file}: queues.bills: max_wiat: there is no such key, did you mean max_wait?",
     ]
 
 
 def test_a_command_that_nobody_runs_is_refused(file: Path) -> None:
     assert complaints(file, '[fleet]\nboot = "start {id}"') == [
-        'fleet.boot is set, but nobody runs it: set fleet.provider = "command"'
+        f'{file}: fleet.boot is set, but nobody runs it: set fleet.provider = "command"'
     ]
 
 
@@ -356,10 +372,11 @@ def _shown(file: Path) -> list[str]:
 
 def test_names_that_no_queue_can_have_are_refused(file: Path) -> None:
     assert complaints(file, '[queues."orders#1"]\n[queues.""]\n[queues."#7"]') == [
+        f"{file}: "
         "queues.orders#1: a queue's name cannot end in # and digits: 'orders#1' would be a replica "
         "of 'orders'",
-        "queues.'': a name must not be empty",
-        "queues.#7: a name cannot begin with #: #7 means the one with id 7",
+        f"{file}: queues.'': a name must not be empty",
+        f"{file}: queues.#7: a name cannot begin with #: #7 means the one with id 7",
     ]
 
 
@@ -375,9 +392,10 @@ def test_commands_that_do_not_say_which_machine_are_refused(file: Path) -> None:
     assert complaints(file, text) == [
         f"{file}: fleet.lost = '0s': must be a duration: a number and one of us, ms, s, m, h, d, "
         "such as 250ms or 30s, from 100ms to 1h",
-        "fleet.boot = 'start --slots {slots}': {id} is missing: without it the command does not "
-        "know which machine it boots",
-        "fleet.halt = 'stop everything': {id} is missing: without it the command does not know "
+        f"{file}: fleet.boot = 'start --slots {{slots}}': {{id}} is missing: without it the "
+        "command does not know which machine it boots",
+        f"{file}: "
+        f"fleet.halt = 'stop everything': {{id}} is missing: without it the command does not know "
         "which machine it ends",
     ]
 
@@ -420,7 +438,7 @@ def test_a_goal_that_makes_no_sense_is_a_complaint(
     file: Path, prefetch: str, complaint: str
 ) -> None:
     [found] = complaints(file, f"[queues.orders]\nprefetch = {prefetch}")
-    assert found.startswith("queues.orders: ")
+    assert found.startswith(f"{file}: queues.orders: ")
     assert complaint in found
 
 

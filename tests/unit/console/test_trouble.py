@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -25,7 +26,7 @@ from tidegate.core.model import Grant, Right
 from tidegate.core.prefetch import PrefetchGoal
 from tidegate.core.topology import Range, Scaling
 from tidegate.fleet import processes
-from tidegate.fleet.processes import ConsoleProcess
+from tidegate.fleet.processes import SupervisedProcess, console_spec
 
 
 def _hang(monkeypatch: pytest.MonkeyPatch, node: Node, asked: list[str]) -> asyncio.Event:
@@ -272,42 +273,35 @@ def test_two_consoles_of_the_same_data_keep_what_both_have_done(
 
 
 class _DyingChild:
-    """A child that says that it serves, and dies."""
+    """A process that says that it serves, and dies."""
 
     pid = 1
-    has_died = True
-    has_spoken = True
+    returncode = 0
+    stderr = None
+    clock_s = 0.0
+    begun_at: ClassVar[list[float]] = []
 
-    def __init__(self) -> None:
-        self.is_unheard = False
-        self.clock_s = 0.0
-        self.begun_at: list[float] = []
-
-    def start(self, *_: object) -> None:
-        self.is_unheard = True
+    def __init__(self, command: list[str], *, env: dict[str, str], **_: object) -> None:
         self.begun_at.append(self.clock_s)
+        os.write(int(env["TIDEGATE_READY_FD"]), b"http://127.0.0.1:1\n")
 
-    def line(self) -> str:
-        self.is_unheard = False
-        return "http://127.0.0.1:1"
-
-    def tell_of_death(self, address: str) -> None:
-        pass
+    def poll(self) -> int:
+        return self.returncode
 
 
 def test_a_console_that_dies_whenever_it_serves_is_started_later_and_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    console = ConsoleProcess(["tidegate://127.0.0.1:1"], [], host="127.0.0.1", port=0)
-    child = _DyingChild()
-    monkeypatch.setattr(console, "_child", child)
-    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: child.clock_s))
-    console.start()
-    while len(child.begun_at) < 5:
+    spec = console_spec(["tidegate://127.0.0.1:1"], [], host="127.0.0.1", port=0)
+    console = SupervisedProcess(spec)
+    monkeypatch.setattr(_DyingChild, "begun_at", [])
+    monkeypatch.setattr(_DyingChild, "clock_s", 0.0)
+    monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=_DyingChild, DEVNULL=None))
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: _DyingChild.clock_s))
+    while len(_DyingChild.begun_at) < 5:
         console.watch()
-        child.clock_s += 0.01
+        _DyingChild.clock_s += 0.01
 
-    least_s, most_s = processes._CONSOLE_BACKOFF_S
-    pauses_s = [later - sooner for sooner, later in pairwise(child.begun_at)]
+    pauses_s = [later - sooner for sooner, later in pairwise(_DyingChild.begun_at)]
     assert pauses_s == sorted(pauses_s)
-    assert 4 * least_s < pauses_s[-1] < most_s
+    assert 4 * spec.restart.first_s < pauses_s[-1] < spec.restart.most_s

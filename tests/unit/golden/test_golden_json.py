@@ -22,7 +22,7 @@ from tidegate.agreements.document import parse_agreement
 from tidegate.agreements.evaluation import AgreementSample
 from tidegate.agreements.ledger import AgreementLedger, StoredAgreementStatus
 from tidegate.broker.node import Node
-from tidegate.cli import users, wiring
+from tidegate.cli import wiring
 from tidegate.client.blocking import LoopThread
 from tidegate.client.client import Client
 from tidegate.core.decisions import FLEET, AnyAction, Decision
@@ -154,8 +154,7 @@ class _NodeInThread:
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[_NodeInThread]:
     running = _NodeInThread()
-    for module in (wiring, users):
-        monkeypatch.setattr(module, "store_of", lambda *_, **__: running.store)
+    monkeypatch.setattr(wiring, "build_store", lambda *_, **__: running.store)
     yield running
     running.end()
 

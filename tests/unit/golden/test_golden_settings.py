@@ -40,13 +40,14 @@ def _settings() -> Iterator[str]:
     sections = get_type_hints(Settings)
     for section, keys in as_document(Settings()).items():
         hints = get_type_hints(sections[section], include_extras=True)
+        kinds = get_type_hints(sections[section])
         names = {one.encode_name: one.name for one in msgspec.structs.fields(sections[section])}
         for key, default in keys.items():
             variable = f"TIDEGATE_{section.upper()}__{key.upper()}"
             hint = hints[names[key]]
-            (kind, *_) = shape(hint, f"{section}.{key}")
+            (kind, *_) = shape(kinds[names[key]], f"{section}.{key}")
             yield f"{kind}{_bounds(hint)} = {value_text(default)}"
-            tried = [*_TRIED, *map(str, _options(hint)), *_edges(hint)]
+            tried = [*_TRIED, *map(str, _options(kinds[names[key]])), *_edges(hint)]
             yield f"    {variable}: {_taken(variable, section, key, tried)}"
 
 
@@ -74,19 +75,19 @@ def _loaded(variable: str, text: str) -> Settings:
     return load_settings(None, {variable: text})
 
 
-def _notes(hint: Any) -> list[Any]:
-    return list(getattr(hint, "__metadata__", ()))
-
-
 def _bounds(hint: Any) -> str:
     edges = _limits(hint)
     return f" from {value_text(edges[0])} to {value_text(edges[1])}" if edges else ""
 
 
 def _limits(hint: Any) -> tuple[float, float] | None:
-    for note in _notes(hint):
-        if hasattr(note, "low"):
-            return float(note.low), float(note.high)
+    # A key that may be absent has its bounds within a union.
+    for one in (hint, *get_args(hint)):
+        for note in getattr(one, "__metadata__", ()):
+            if isinstance(note, msgspec.Meta):
+                assert note.ge is not None
+                assert note.le is not None
+                return float(note.ge), float(note.le)
     return None
 
 
@@ -96,8 +97,7 @@ def _edges(hint: Any) -> list[str]:
     return [*numbers, *(f"{number}s" for number in numbers)]
 
 
-def _options(hint: Any) -> list[Any]:
-    kind = get_args(hint)[0] if _notes(hint) else hint
+def _options(kind: Any) -> list[Any]:
     return list(get_args(kind)) if get_origin(kind) is Literal else []
 
 

@@ -16,7 +16,7 @@ but promises the same.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import importlib
 import ssl
 import time
 from collections import deque
@@ -244,45 +244,26 @@ def _differs(probe: ProbeSample, reading: MergedServiceSample, refused_per_s: fl
 # One HTTP request on its own connection with a time limit, for the probe and for webhooks.
 #
 # No connection is reused. A probe must find out whether a server accepts connections, and an old
-# connection could still work. HTTP/1.1, `Connection: close`, no redirects and no proxies.
+# connection could still work. HTTP/1.1, no redirects, and no proxies of the environment.
 
 
 # Bytes of a response that are read at most. The rest of a longer one is not checked.
 _ANSWER_BYTES_MAX = 1024 * 1024
-_READ_BYTES = 64 * 1024
-# Statuses of responses that never have a body.
-_BODILESS = (204, 304)
-_CUT_OFF = "the answer was cut off"
+_FIELDS = {"User-Agent": "tidegate", "Accept-Encoding": "identity", "Connection": "close"}
 
 
-@dataclass(frozen=True)
-class HttpAddress:
-    """The parts of an http or https URL."""
-
-    host: str
-    port: int
-    is_secure: bool
-    path: str
-    authority: str
-
-
-def address_of(url: str) -> HttpAddress:
-    """Parse a URL; raise `InvalidValue` with the correct form if it is not usable."""
+def checked_url(url: str) -> str:
+    """Return the URL without its user; raise `InvalidValue` with the correct form if unusable."""
     parts = urlsplit(url)
     try:
-        port = parts.port
+        _ = parts.port
     except ValueError as error:
         raise InvalidValue(f"{url!r} has no port that can be: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidValue(f"{url!r} is no address: write http://HOST:PORT/PATH")
     if any(letter <= " " or letter > "~" for letter in url):
         raise InvalidValue(f"{url!r} holds what no address may: encode it (%20)")
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    is_secure = parts.scheme == "https"
-    authority = parts.netloc.rpartition("@")[2]
-    return HttpAddress(
-        parts.hostname, port or (443 if is_secure else 80), is_secure, path, authority
-    )
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl()
 
 
 async def http_get(
@@ -298,100 +279,38 @@ async def http_get(
 
     Raises `Unavailable` if there is no complete response within `timeout_s` seconds.
     """
-    where = address_of(url)
+    target = checked_url(url)
+    # Imported in a thread, by the first leader with a service or a webhook: the import takes 60 ms,
+    # in which the node would serve no queue.
+    httpx = await asyncio.to_thread(importlib.import_module, "httpx")
+    context = ssl.create_default_context() if target.startswith("https:") else False
+    headers = {**_FIELDS, **({"Content-Type": content_type} if body else {}), **(fields or {})}
     try:
-        async with asyncio.timeout(timeout_s):
-            return await _exchange(method, where, body, content_type, fields or {})
+        async with (
+            # For the whole request. The timeouts of httpx are for its parts.
+            asyncio.timeout(timeout_s),
+            httpx.AsyncClient(trust_env=False, verify=context, timeout=None) as client,
+            client.stream(method, target, content=body, headers=headers) as answer,
+        ):
+            count = 0
+            async for part in answer.aiter_raw():
+                count += len(part)
+                if count >= _ANSWER_BYTES_MAX:
+                    break
+            return int(answer.status_code)
     except TimeoutError as error:
         raise Unavailable(f"no answer within {timeout_s:g} s") from error
-    except (OSError, EOFError) as error:
-        raise Unavailable(str(error) or type(error).__name__) from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        root = _root_of(error)
+        raise Unavailable(str(root) or type(root).__name__) from root
 
 
-async def _exchange(
-    method: str, where: HttpAddress, body: bytes, content_type: str, fields: Mapping[str, str]
-) -> int:
-    context = ssl.create_default_context() if where.is_secure else None
-    reader, writer = await asyncio.open_connection(where.host, where.port, ssl=context)
-    try:
-        head = [
-            f"{method} {where.path} HTTP/1.1",
-            f"Host: {where.authority}",
-            "User-Agent: tidegate",
-            "Accept: */*",
-            "Connection: close",
-            *(f"{name}: {value}" for name, value in fields.items()),
-        ]
-        if body:
-            head += [f"Content-Type: {content_type}", f"Content-Length: {len(body)}"]
-        writer.write("\r\n".join([*head, "", ""]).encode("ascii") + body)
-        await writer.drain()
-        line = await reader.readline()
-        words = line.split(None, 2)
-        if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-            raise EOFError("the connection was closed without an answer" if not line else "no HTTP")
-        status = int(words[1])
-        length, is_chunked = await _read_head(reader)
-        if method == "HEAD" or status in _BODILESS:
-            return status
-        if is_chunked:
-            await _read_chunks(reader)
-        else:
-            await _read_body(reader, length, _ANSWER_BYTES_MAX)
-        return status
-    except ValueError as error:
-        # A line is too long, or a length is no number.
-        raise EOFError("no HTTP") from error
-    finally:
-        writer.close()
-        with contextlib.suppress(OSError, asyncio.CancelledError, ssl.SSLError):
-            # Do not wait until the server closes: it does so when it likes.
-            writer.transport.abort()
-
-
-async def _read_line(reader: asyncio.StreamReader) -> bytes:
-    line = await reader.readline()
-    if not line.endswith(b"\n"):
-        raise EOFError(_CUT_OFF)
-    return line.strip()
-
-
-async def _read_head(reader: asyncio.StreamReader) -> tuple[int | None, bool]:
-    """Read the fields; return the length of the body if it is named, and whether it has chunks."""
-    length, is_chunked = None, False
-    while line := await _read_line(reader):
-        name, _, value = line.lower().partition(b":")
-        if name == b"content-length":
-            length = int(value)
-        elif name == b"transfer-encoding":
-            is_chunked = value.strip().endswith(b"chunked")
-    return length, is_chunked
-
-
-async def _read_body(reader: asyncio.StreamReader, length: int | None, bytes_max: int) -> int:
-    """Read a body to its end, or to `bytes_max`; return the number of bytes."""
-    left = bytes_max if length is None else min(length, bytes_max)
-    count = 0
-    while left > count:
-        chunk = await reader.read(min(_READ_BYTES, left - count))
-        if not chunk:
-            if length is not None:
-                raise EOFError(_CUT_OFF)
-            break
-        count += len(chunk)
-    return count
-
-
-async def _read_chunks(reader: asyncio.StreamReader) -> None:
-    left = _ANSWER_BYTES_MAX
-    while left > 0:
-        size = int((await _read_line(reader)).partition(b";")[0], 16)
-        if size == 0:
-            # Trailer fields may follow.
-            while await _read_line(reader):
-                pass
-            return
-        left -= await _read_body(reader, size + len(b"\r\n"), left)
+def _root_of(error: BaseException) -> BaseException:
+    """Return the error of the operating system, which says more than those that wrap it."""
+    while (wrapped := error.__cause__ or error.__context__) is not None:
+        error = wrapped
+    # One error for each address of a host.
+    return _root_of(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 # The probe: sends a request to a door every second, as a client would, on its own connection.
