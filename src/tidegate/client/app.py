@@ -246,13 +246,14 @@ class App:
             InvalidValue: a bad argument, or an app without workers.
         """
         last_exit = ForcedExit()
-        hurries = False
+        is_second = False
 
         def heard(*_: object) -> None:
-            # The interpreter calls this even if a handler blocks the event loop.
-            nonlocal hurries
+            # The interpreter calls this even if a handler blocks the event loop, and also while it
+            # handles another signal: so the flag is set before any call.
+            nonlocal is_second
+            hurries, is_second = is_second, True
             last_exit.within(EXIT_MESSAGE_S if hurries else drain_s + EXIT_MESSAGE_S)
-            hurries = True
 
         async def run() -> None:
             loop = asyncio.get_running_loop()

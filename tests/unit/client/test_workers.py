@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ from backing import Connect, StartNode
 from waiting import LIMIT_S, eventually_async
 
 import tidegate
+import tidegate.client.app
 from tidegate.broker.node import Node
 from tidegate.client.client import Client
 from tidegate.client.message import Undecodable, encode_payload, payload_decoder
-from tidegate.client.worker import STOPPED_TEXT
+from tidegate.client.worker import EXIT_MESSAGE_S, STOPPED_TEXT
 from tidegate.core import errors as e
 from tidegate.core.model import QueuePolicy
 from tidegate.core.runtime import NodeLimits
@@ -707,3 +709,29 @@ def test_what_a_function_returns_is_written_by_its_type(
 def test_what_cannot_be_written_as_json_is_refused_with_what_can(value: object) -> None:
     with pytest.raises(e.InvalidValue, match=r"cannot be written as JSON: .*Give bytes, a string"):
         encode_payload(value)
+
+
+def test_a_signal_that_comes_while_another_is_handled_ends_the_drain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits_s: list[float] = []
+
+    class RecordedExit:
+        def within(self, seconds: float) -> None:
+            if not limits_s:
+                limits_s.append(seconds)
+                signal.raise_signal(signal.SIGTERM)
+            else:
+                limits_s.append(seconds)
+
+        def call_off(self) -> None: ...
+
+    class SignalledApp(tidegate.App):
+        async def serve(self, **_: object) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(tidegate.client.app, "ForcedExit", RecordedExit)
+
+    SignalledApp().run(drain_s=1000.0)
+
+    assert limits_s == [1000.0 + EXIT_MESSAGE_S, EXIT_MESSAGE_S]
