@@ -10,11 +10,11 @@ SLOWEST := --durations 40 --durations-min 5
 # Each part says what it has to say at its end, in one piece.
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --keep-going --jobs --output-sync=target
 CHECKS := style types contracts pages timing names prose
-# Tests wait for servers and processes more than they compute: five at a time keep two cores busy.
+# Tests wait for servers and processes more than they compute: five or six at a time keep two cores busy.
 # A unit test shares nothing with the others of its file, so any worker may take it.
 workers-unit := -n 3 --dist worksteal
-workers-integration := -n 4
-workers-system := -n 5
+workers-integration := -n 5
+workers-system := -n 6
 workers-experiments :=
 # pip would compile everything on one core, and with it the tests that packages bring along.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
