@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
 from tidegate.core.errors import StaleEpoch, TidegateError
 from tidegate.core.model import DeathReason, QueueInfo, QueuePolicy
 from tidegate.core.runtime import NodeLimits
-from tidegate.core.segment import Budget
+from tidegate.core.segment import Budget, Segment
 from tidegate.core.store import Clock, Store
 from tidegate.core.topology import logical_name
 from tidegate.protocol.packet import Run
@@ -22,27 +22,70 @@ from tidegate.telemetry.meters import QueueMeters
 
 if TYPE_CHECKING:
     from tidegate.broker.recording import LifecycleRecorder
+    from tidegate.broker.replica import Replica
+
+
+class NodeEvents:
+    """The events of a node. Each is a list of listeners, which are called in order.
+
+    `Node` sets the listeners when it is created, so that parts that call each other in a circle
+    need not know each other.
+    """
+
+    __slots__ = (
+        "forwarding_due",
+        "messages_given_up",
+        "policy_changed",
+        "queue_released",
+    )
+
+    def __init__(self) -> None:
+        # A queue of this node may have messages that belong to another replica.
+        self.forwarding_due: list[Callable[[Replica], None]] = []
+        # Messages were taken out of a queue and are to become dead letters. One listener moves
+        # them.
+        self.messages_given_up: list[
+            Callable[[Replica, list[Span], DeathReason, str | None], None]
+        ] = []
+        self.policy_changed: list[Callable[[Replica], None]] = []
+        # This node serves the queue no more.
+        self.queue_released: list[Callable[[Replica], None]] = []
+
+
+class ReplicaListener(Protocol):
+    """What the parts of a replica ask of the whole; `Replica` implements it."""
+
+    def admit(self, segment: Segment) -> None:
+        """Add a stored segment to the queue."""
+        ...
+
+    def dead_letter(self, spans: list[Span], reason: DeathReason, error: str | None) -> None:
+        """Move messages that were given up to the dead letters."""
+        ...
+
+    def fence(self, error: TidegateError) -> None:
+        """Drop the replica: the store has refused its epoch."""
+        ...
 
 
 class ReplicaContext:
     """The queue in memory, its epoch, limits and meters, shared by the parts of one replica.
 
-    `Replica` creates it and sets the callbacks. After `fenced` is set no part changes the store.
+    Only `Replica` changes it. After `fenced` is set no part changes the store.
     """
 
     __slots__ = (
         "assignments",
         "budget",
         "clock",
-        "dead_letter",
         "epoch",
-        "fence",
         "fenced",
         "info",
         "limits",
+        "listener",
         "may_deliver",
         "meters",
-        "on_space_freed",
+        "policy",
         "producers",
         "queue",
         "rate_limiter",
@@ -61,6 +104,7 @@ class ReplicaContext:
         limits: NodeLimits,
         clock: Clock,
         may_deliver: Callable[[], bool],
+        listener: ReplicaListener,
     ) -> None:
         self.info = info
         self.epoch = epoch
@@ -70,6 +114,7 @@ class ReplicaContext:
         self.clock = clock
         # Checked before every delivery: a paused process may resume after its lease has expired.
         self.may_deliver = may_deliver
+        self.listener = listener
         self.queue = Queue(budget)
         self.meters = QueueMeters()
         # Producers that have put since the recorder last asked; None: not recorded.
@@ -83,16 +128,11 @@ class ReplicaContext:
         # Messages whose lifecycle is recorded; None: none.
         self.watch: LifecycleRecorder | None = None
         self.fenced = False
-        # Set by the replica: drops the replica after the store has refused its epoch.
-        self.fence: Callable[[TidegateError], None] = lambda error: None
-        # Set by the replica: moves messages to the dead letters, for a reason.
-        self.dead_letter: Callable[[list[Span], DeathReason, str | None], None]
-        # Set by the replica: called when messages have left, since puts may wait for a queue limit.
-        self.on_space_freed: Callable[[], None] = lambda: None
         self.set_policy(info.policy)
 
     def set_policy(self, policy: QueuePolicy) -> None:
         """Apply a new policy to the queue in memory."""
+        self.policy = policy
         self.info = msgspec.structs.replace(self.info, policy=policy)
         self.queue.expiry.ttl_s = policy.ttl_s
 
@@ -106,13 +146,9 @@ class ReplicaContext:
         return logical_name(self.info.name) if self.info.alias_id else self.info.name
 
     @property
-    def policy(self) -> QueuePolicy:
-        return self.info.policy
-
-    @property
     def lease_s(self) -> float:
         """How long a consumer may hold a message without renewing its lease."""
-        return self.info.policy.lease_s or self.limits.delivery_lease_s
+        return self.policy.lease_s or self.limits.delivery_lease_s
 
     def note_ended(self, spans: list[Span], outcome: str) -> None:
         """Record how messages ended, for those whose lifecycle is recorded."""

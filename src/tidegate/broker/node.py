@@ -51,6 +51,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.broker.access import NODE_USER, Accounts, QueueNames, is_loopback
+from tidegate.broker.context import NodeEvents
 from tidegate.broker.dead_letters import DeadLetterMover
 from tidegate.broker.listener import ConnectionSlots, Sessions, TlsListener
 from tidegate.broker.ownership import NodeLease, Ownership
@@ -112,6 +113,7 @@ class Node:
         self.clock = clock or Clock()
         self.name = name or ""
         self.budget = Budget(self.limits.memory_bytes)
+        self.events = NodeEvents()
         self.stats = NodeStatsCollector(self)
         self.membership = NodeLease(self)
         self.sessions = Sessions(self)
@@ -155,6 +157,18 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()
         self.node_clients = NodeClients(self)
         self.stopping = False
+        self._connect_parts()
+
+    def _connect_parts(self) -> None:
+        """Set the listeners of all events."""
+        events, recording = self.events, self.recording
+        events.messages_given_up = [self.dead_letters.dead_letter]
+        events.forwarding_due = [self.aliases.wake_hand_over]
+        events.policy_changed = [self.ownership.note_goal]
+        events.queue_released = [self.aliases.disowned]
+        if recording is not None:
+            events.queue_released.append(recording.disowned)
+        events.queue_released.append(self.ownership.remove)
 
     @property
     def member_id(self) -> int:
@@ -322,8 +336,7 @@ class Node:
             limits=self.limits,
             clock=self.clock,
             may_deliver=self.membership.may_deliver_from(info.queue_id),
-            on_fenced=self.ownership.remove,
-            give_up=self.dead_letters.dead_letter,
+            events=self.events,
         )
 
     # Background tasks

@@ -111,8 +111,7 @@ class Ownership:
         if replica.fenced:
             raise StaleEpoch(f"queue {location.queue.title} was taken over")
         self.replicas[queue_id] = replica
-        replica.on_policy = lambda: self._note_goal(replica)
-        self._note_goal(replica)
+        self.note_goal(replica)
         if self._node.recording is not None:
             self._node.recording.owned(
                 replica,
@@ -151,15 +150,13 @@ class Ownership:
                 return
 
     def remove(self, replica: Replica) -> None:
-        self._node.aliases.disowned(replica)
-        if self._node.recording is not None:
-            self._node.recording.disowned(replica)
+        """Remove a replica that this node serves no more."""
         if self.replicas.get(replica.info.queue_id) is replica:
             del self.replicas[replica.info.queue_id]
-            self._note_goal(replica)
+            self.note_goal(replica)
             log.info("no longer owns queue", extra={"queue": replica.info.name})
 
-    def _note_goal(self, replica: Replica) -> None:
+    def note_goal(self, replica: Replica) -> None:
         """Update `with_prefetch_goal` after a replica came, left or changed its policy."""
         queue_id = replica.info.queue_id
         if self.replicas.get(queue_id) is replica and replica.context.policy.prefetch is not None:
@@ -237,7 +234,7 @@ class Ownership:
             raise NotOwner(f"queue {replica.info.title} is leaving already: ask again")
         gone = self._handing_over[queue_id] = asyncio.Event()
         del self.replicas[queue_id]
-        self._note_goal(replica)
+        self.note_goal(replica)
         try:
             yield
         finally:

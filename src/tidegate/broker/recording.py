@@ -135,8 +135,10 @@ class NodeRecorder:
         self._samplers[replica] = QueueSampler(
             self._node.name, context, replica.dispatch, now, interval_s
         )
-        if self._watched is not None:
-            context.watch = LifecycleRecorder(context.logical_name, self._watched)
+        watched = self._watched
+        replica.set_recorder(
+            lifecycles=None if watched is None else LifecycleRecorder(context.logical_name, watched)
+        )
         taken = from_member not in (None, self._node.member_id)
         detail = {"epoch": str(context.epoch)}
         if taken:
@@ -251,7 +253,6 @@ class QueueSampler:
         self._interval_s = interval_s
         self._names = (node, context.logical_name, context.info.number, context.epoch)
         self._consumers: dict[Consumer, ConsumerSampler] = {}
-        dispatch.holders.departed = []
         # What the last interval brought.
         self.since: tuple[int, ...] = ()
         self.consumers = 0
@@ -260,7 +261,6 @@ class QueueSampler:
         self._dispatch = dispatch
         self._sampled_at = now
         self._totals = (0,) * len(self._read_totals())
-        context.producers = set()
         # Producers that have put within the last interval.
         self.producers: set[int] = set()
         self._wait = HistogramSampler(context.meters.wait)

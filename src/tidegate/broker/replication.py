@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tidegate.broker.batch import segment_assignments
-from tidegate.broker.context import RateLimiter
 from tidegate.broker.replica import Replica
 from tidegate.broker.transfer import MOVE_COUNT_MAX, split_segments
 from tidegate.core.errors import (
@@ -408,7 +407,6 @@ class LogicalQueues:
             alias.end()
         hand_over = self._hand_overs.pop(replica, None)
         if hand_over is not None:
-            replica.on_ready = _nobody
             hand_over.end()
 
     def forget_session(self, session: Session) -> None:
@@ -431,8 +429,7 @@ class LogicalQueues:
             if not await self._learns(replica):
                 return
             self.disowned(replica)
-            replica.context.assignments = None
-            replica.become_elastic(False)
+            replica.apply_topology(None)
 
     async def _learns(self, replica: Replica) -> bool:
         """Read the dedup ids that other replicas have stored; False if the queue is lost meanwhile.
@@ -443,13 +440,11 @@ class LogicalQueues:
         return not replica.fenced
 
     async def _fit_alias(self, replica: Replica, topology: Topology) -> None:
-        if replica.context.assignments != topology.homes:
-            # Without assigned slots it stores all messages itself.
-            if not topology.homes and not await self._learns(replica):
-                return
-            replica.context.assignments = topology.homes
-            replica.intake.assignments.changed()
-        replica.become_elastic(True)
+        is_new = replica.context.assignments != topology.homes
+        # Without assigned slots it stores all messages itself.
+        if is_new and not topology.homes and not await self._learns(replica):
+            return
+        replica.apply_topology(topology)
         alias = self._aliases.get(replica)
         if alias is None:
             self._aliases[replica] = LogicalQueueState(topology, self._unacknowledged)
@@ -471,14 +466,7 @@ class LogicalQueues:
             if await self._node.store.locate(replica.info.queue_id) is None:
                 replica.deleted()
             return
-        context.spans_stores = len({place.store_number for place in topology.replicas}) > 1
-        context.assignments = topology.homes
-        replica.assignments.freeze()
-        rate = topology.scaling.rate_max_per_s
-        if rate is None:
-            context.rate_limiter = None
-        elif context.rate_limiter is None or context.rate_limiter.per_s != rate:
-            context.rate_limiter = RateLimiter(rate, context.clock.monotonic())
+        replica.apply_topology(topology)
         if context.queue.in_memory.has_homed or context.queue.spilled.count:
             # Some of its messages may be assigned to another replica by now.
             self.wake_hand_over(replica)
@@ -490,8 +478,6 @@ class LogicalQueues:
         hand_over = self._hand_overs.get(replica)
         if hand_over is None:
             hand_over = self._hand_overs[replica] = AliasForwarder(self._node, replica)
-            if not replica.info.alias_id:
-                replica.on_ready = hand_over.wake
         hand_over.wake()
 
     def _unacknowledged(self, queue_id: int, client_id: int, number: int) -> int | None:
@@ -533,10 +519,6 @@ def _is_home_to_more(homes: Sequence[int], before: Sequence[int], number: int) -
         home == number and (index >= len(before) or before[index] != number)
         for index, home in enumerate(homes)
     )
-
-
-def _nobody() -> None:
-    """Do nothing; the callback of a replica without a hand-over."""
 
 
 # Hands the messages of a logical queue over to its replicas.

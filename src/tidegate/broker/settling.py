@@ -242,7 +242,7 @@ class Settling:
         self._under_way = None
         waiters, self._waiters_under_way = self._waiters_under_way, []
         if not stored:
-            self._context.fence(self._context.taken_over())
+            self._context.listener.fence(self._context.taken_over())
         for tell in waiters:
             tell()
 
@@ -298,7 +298,7 @@ class MessageExpiry:
             if span.state is MessageState.LEASED:
                 span.segment.mark_attempted(span.low, span.high)
             span.advance(MessageEvent.GIVEN_UP)
-        self._context.dead_letter(spans, reason, error)
+        self._context.listener.dead_letter(spans, reason, error)
 
     def shed(self, count: int) -> bool:
         """Give up `count` of the oldest messages to shorten the queue; False if there are none."""
