@@ -1,10 +1,20 @@
-"""The state that the parts of one replica share."""
+"""What parts share: `NodeContext` for the parts of a node, `ReplicaContext` for those of a replica.
+
+Theory of operation
+
+`Node` creates each part of the broker once. A part takes the `NodeContext` and, by name, the parts
+that it calls. No part takes the node, so a test can build one part without the others.
+
+Calls between parts go one way. Where two parts would call each other, the one that is created first
+announces an event (`NodeEvents`) and the other one listens. `Node` sets the listeners.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -18,28 +28,82 @@ from tidegate.protocol.packet import Run
 from tidegate.queueing.leases import Lease
 from tidegate.queueing.queue import Queue
 from tidegate.queueing.spans import Span
-from tidegate.telemetry.meters import QueueMeters
+from tidegate.telemetry.meters import NodeMeters, QueueMeters
 
 if TYPE_CHECKING:
     from tidegate.broker.recording import LifecycleRecorder
     from tidegate.broker.replica import Replica
+    from tidegate.broker.session import Session
+
+
+class NodeIdentity:
+    """How a node is known: its name, addresses, and number in the membership table."""
+
+    __slots__ = ("address", "machine_id", "member_id", "metrics_address", "name")
+
+    def __init__(self, name: str = "", machine_id: int | None = None) -> None:
+        # Empty until the node listens, if the user chose no name.
+        self.name = name
+        # The machine that the node runs on; None: the node belongs to no machine.
+        self.machine_id = machine_id
+        # Known when the node listens.
+        self.address = ""
+        # Where the HTTP pages (metrics, health) are served; empty if they are not.
+        self.metrics_address = ""
+        # Set by `NodeLease`; changes after the node was declared dead.
+        self.member_id = 0
+
+
+class NodeTasks:
+    """The tasks of a node that no caller waits for, and whether the node is about to stop."""
+
+    def __init__(self) -> None:
+        self.stopping = False
+        self._running: set[asyncio.Task[None]] = set()
+
+    @property
+    def running(self) -> list[asyncio.Task[None]]:
+        """The node cancels them when it stops."""
+        return list(self._running)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def do_soon(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` as a task that no caller waits for; a stopping node does not run it."""
+        if self.stopping:
+            work.close()
+        else:
+            self.start(work)
 
 
 class NodeEvents:
-    """The events of a node. Each is a list of listeners, which are called in order.
-
-    `Node` sets the listeners when it is created, so that parts that call each other in a circle
-    need not know each other.
-    """
+    """The events of a node. Each is a list of listeners, which are called in order."""
 
     __slots__ = (
         "forwarding_due",
+        "lease_lost",
+        "lease_renewed",
         "messages_given_up",
         "policy_changed",
+        "queue_claimed",
         "queue_released",
+        "queue_served",
+        "rejoined",
+        "session_ended",
+        "users_changed",
     )
 
     def __init__(self) -> None:
+        # A queue was claimed and loaded. Its listeners end before the node serves it.
+        self.queue_claimed: list[Callable[[Replica], Awaitable[None]]] = []
+        # The node serves a queue. With the former owner, if any, and the seconds since the claim.
+        self.queue_served: list[Callable[[Replica, int | None, float], None]] = []
+        # The node serves the queue no more.
+        self.queue_released: list[Callable[[Replica], None]] = []
+        self.policy_changed: list[Callable[[Replica], None]] = []
         # A queue of this node may have messages that belong to another replica.
         self.forwarding_due: list[Callable[[Replica], None]] = []
         # Messages were taken out of a queue and are to become dead letters. One listener moves
@@ -47,9 +111,29 @@ class NodeEvents:
         self.messages_given_up: list[
             Callable[[Replica, list[Span], DeathReason, str | None], None]
         ] = []
-        self.policy_changed: list[Callable[[Replica], None]] = []
-        # This node serves the queue no more.
-        self.queue_released: list[Callable[[Replica], None]] = []
+        # The node's lease was renewed, or the node has joined again.
+        self.lease_renewed: list[Callable[[], Awaitable[None]]] = []
+        # The node was declared dead: other nodes may own its queues by now.
+        self.lease_lost: list[Callable[[], None]] = []
+        # The node has joined again, under a new member id.
+        self.rejoined: list[Callable[[], None]] = []
+        self.session_ended: list[Callable[[Session], None]] = []
+        # Users were added, removed or changed.
+        self.users_changed: list[Callable[[], None]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class NodeContext:
+    """What the parts of one node share; none of it is replaced while the node lives."""
+
+    store: Store
+    clock: Clock
+    limits: NodeLimits
+    budget: Budget
+    identity: NodeIdentity
+    meters: NodeMeters
+    tasks: NodeTasks
+    events: NodeEvents
 
 
 class ReplicaListener(Protocol):

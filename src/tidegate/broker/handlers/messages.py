@@ -392,13 +392,13 @@ async def delete(session: Session, replica: Replica, packet: DeleteQueue, frame:
             f"{replica.info.title} cannot be deleted alone: have fewer replicas "
             "(`tidegate scale`), or delete the queue"
         )
-    async with unknown_outcome(session.node.store):
-        await session.node.ownership.delete_queue(replica)
+    async with unknown_outcome(session.context.store):
+        await session.parts.ownership.delete_queue(replica)
     session.answer(Success(), frame.packet_id)
 
 
 async def set_owner(session: Session, replica: Replica, packet: SetOwner, frame: Frame) -> None:
-    await session.node.ownership.transfer_ownership(replica, packet.member_id)
+    await session.parts.ownership.transfer_ownership(replica, packet.member_id)
     session.answer(Success(), frame.packet_id)
 
 
@@ -431,7 +431,7 @@ async def set_policy(session: Session, replica: Replica, packet: SetPolicy, fram
 
 async def redrive(session: Session, replica: Replica, packet: Redrive, frame: Frame) -> None:
     check_redrive(packet, session.limits)
-    count = await session.node.dead_letters.redrive(replica, packet, session.authorizer)
+    count = await session.parts.dead_letters.redrive(replica, packet, session.authorizer)
     session.answer(RedriveResponse(count), frame.packet_id)
 
 
