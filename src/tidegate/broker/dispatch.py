@@ -54,10 +54,9 @@ from tidegate.core.model import DeathReason, Failure, Order
 from tidegate.core.segment import Segment
 from tidegate.protocol.messages import Return
 from tidegate.protocol.packet import Run
-from tidegate.queueing import MessageEvent, MessageState
 from tidegate.queueing.leases import LeaseBook
 from tidegate.queueing.queue import MessageSelector
-from tidegate.queueing.spans import AFTER_ALL, BEFORE_ALL, Rank, Span
+from tidegate.queueing.spans import AFTER_ALL, BEFORE_ALL, MessageEvent, MessageState, Rank, Span
 from tidegate.telemetry.meters import ConsumerMeters
 
 if TYPE_CHECKING:

@@ -268,14 +268,14 @@ class Intake:
         batch.skip(self.dedup.duplicates(batch.packet.attributes, set()))
         if batch.is_stored:
             self._waiting.popleft()
-            context.budget.waiting_bytes -= len(batch.body)
+            context.budget.stop_waiting(len(batch.body))
             for twin in self._accepted.pop((batch.packet.producer, batch.packet.batch), ()):
                 twin.confirm_duplicate()
         else:
             # Only ids that will be written: the result of the others would never be reported.
             self.dedup.under_way.update(batch.dedup_ids())
             lengths = batch.packet.lengths
-            context.budget.waiting_bytes -= sum(lengths[index] for index in batch.skipped)
+            context.budget.stop_waiting(sum(lengths[index] for index in batch.skipped))
         return True
 
     def written(self, write: Write, stored: bool | None) -> None:
@@ -291,7 +291,7 @@ class Intake:
             if stored:
                 self.dedup.stored.add(write.dedup_ids, context.clock.monotonic())
                 self._writer.schedule(self)  # Resume batches that waited for this result
-        context.budget.waiting_bytes -= write.segment.payload_bytes
+        context.budget.stop_waiting(write.segment.payload_bytes)
         if not stored or context.fenced:
             if stored is False:
                 self._refuse(builder, context.taken_over())
@@ -328,7 +328,7 @@ class Intake:
         """Fail the batches of segments that the store has refused; none of them is stored."""
         for write in writes:
             self.dedup.under_way.difference_update(write.dedup_ids or ())
-            self._context.budget.waiting_bytes -= write.segment.payload_bytes
+            self._context.budget.stop_waiting(write.segment.payload_bytes)
             self._refuse(self._under_way.pop(write), error)
         if self._waiting:
             self._writer.schedule(self)
@@ -360,7 +360,7 @@ class Intake:
     def _refuse_waiting(self, error: TidegateError) -> None:
         waiting, self._waiting = self._waiting, deque()
         for batch in waiting:
-            self._context.budget.waiting_bytes -= len(batch.body)
+            self._context.budget.stop_waiting(len(batch.body))
             self._refuse_batch(batch, error)
 
     def forget_producers(self, before: float) -> None:
@@ -400,11 +400,10 @@ class QueueLimits:
         `waiting` and `under_way` are before it. `at_limit` tells whether the queue is at its limit.
         """
         context = self._context
-        name = context.info.title
         if not context.info.durable and not context.budget.has_room_for(len(batch.body)):
             return (
                 f"the node's memory ({context.limits.memory_bytes} bytes) is full and queue "
-                f"{name} is transient: consume, or declare it durable"
+                f"{context.info.title} is transient: consume, or declare it durable"
             )
         policy = context.policy
         if policy.length_max is None and policy.bytes_max is None:
@@ -418,7 +417,8 @@ class QueueLimits:
             if not self._has(count + len(batch.packet.lengths), body_bytes + len(batch.body)):
                 return self._is_full()
         elif at_limit and sum(len(each.body) for each in waiting) > HELD_BYTES_MAX:
-            return f"queue {name} is full, and so is the line before it: await each put"
+            title = context.info.title
+            return f"queue {title} is full, and so is the line before it: await each put"
         return None
 
     def must_wait(

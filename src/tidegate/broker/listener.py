@@ -275,13 +275,14 @@ class Sessions:
 
     def resume_when_dry(self, peer: SessionTransport) -> None:
         """Read from `peer` again once the store has caught up."""
+        if not self._waiting:
+            self._context.budget.when_drained(self._resume_reading)
         self._waiting.add(peer)
 
-    def resume_reading(self) -> None:
-        if self._waiting and not self._context.budget.is_flooded:
-            waiting, self._waiting = self._waiting, set()
-            for peer in waiting:
-                peer.resume_reading()
+    def _resume_reading(self) -> None:
+        waiting, self._waiting = self._waiting, set()
+        for peer in waiting:
+            peer.resume_reading()
 
     # Closing by the node
 

@@ -14,9 +14,9 @@ the listeners of the events that the parts announce (`NodeEvents`). No part know
 starts the tasks that run as long as the node:
 
 - `NodeLease.renew_forever` joins the membership table and renews the node's lease.
-- `_tick_forever` runs every 0.25 s. It expires message leases and messages, and resumes sessions
-  that were paused for back-pressure. Once a second it also updates rates and closes silent
-  sessions. Once a minute it removes old producers, dedup ids and lost subscriptions.
+- `_tick_forever` runs every 0.25 s. It expires message leases and messages. Once a second it also
+  updates rates and closes silent sessions. Once a minute it removes old producers, dedup ids and
+  lost subscriptions.
 - `_watch_users_forever` reads changed users every second.
 - `LogicalQueues.watch_forever` follows the topologies of logical queues.
 
@@ -125,7 +125,6 @@ class Node:
             store,
             self.limits.writers,
             on_commit=self._meters.count_commit,
-            on_free=self.sessions.resume_reading,
             linger_s=self.limits.settle_linger_s,
         )
         self.membership = NodeLease(context)
@@ -376,7 +375,6 @@ class Node:
 
     def _tick(self, *, second: bool) -> None:
         now = self.clock.monotonic()
-        self.sessions.resume_reading()
         for replica in list(self.replicas.values()):
             replica.tick()
             if second:

@@ -56,9 +56,8 @@ from tidegate.core.runtime import NodeLimits
 from tidegate.core.segment import Budget, Segment
 from tidegate.core.store import Clock, Settlement, Store
 from tidegate.core.topology import ASSIGNMENT_SLOTS, Topology
-from tidegate.queueing import MessageEvent
 from tidegate.queueing.lanes import NO_ID
-from tidegate.queueing.spans import Span
+from tidegate.queueing.spans import MessageEvent, Span
 from tidegate.storage.writer import Settler, Writer
 from tidegate.telemetry.meters import QueueMeters
 from tidegate.telemetry.stats import QueueStats

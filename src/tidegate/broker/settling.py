@@ -37,9 +37,8 @@ from tidegate.core.errors import InvalidValue
 from tidegate.core.model import DeathReason, Failure, QueuePolicy
 from tidegate.core.segment import Segment
 from tidegate.core.store import FailedDelivery, Settlement
-from tidegate.queueing import MessageEvent, MessageState
 from tidegate.queueing.leases import Lease
-from tidegate.queueing.spans import Span
+from tidegate.queueing.spans import MessageEvent, MessageState, Span
 from tidegate.storage.writer import Settler
 
 if TYPE_CHECKING:

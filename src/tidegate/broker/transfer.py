@@ -35,8 +35,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from tidegate.broker.batch import segment_assignments, split_by_assignment
-from tidegate.broker.handlers import BATCH_COUNT_MAX
+from tidegate.broker.batch import BATCH_COUNT_MAX, segment_assignments, split_by_assignment
 from tidegate.broker.recording import MOVED
 from tidegate.broker.replica import Replica
 from tidegate.broker.transactions import commit_once
@@ -56,9 +55,8 @@ from tidegate.core.store import Settlement, Write
 from tidegate.core.topology import ReplicaState, SegmentMove, Topology
 from tidegate.protocol.cluster import GiveAway, GiveAwayResponse
 from tidegate.protocol.packet import Packet
-from tidegate.queueing import MessageState
 from tidegate.queueing.lanes import has_groups
-from tidegate.queueing.spans import Span
+from tidegate.queueing.spans import MessageState, Span
 
 if TYPE_CHECKING:
     from tidegate.broker.context import NodeContext

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidegate.broker.access import act_for, authenticate, prove
+from tidegate.broker.batch import check_put
 from tidegate.broker.handlers import (
     check_id,
     check_name,
     check_policy,
-    check_put,
     check_put_to_queues,
     check_queue_name,
     unknown_outcome,

@@ -20,7 +20,6 @@ from tidegate.core.decisions import FLEET, OVERRIDE_LAW, Decision
 from tidegate.core.errors import (
     ChangedMeanwhile,
     InvalidValue,
-    NotOwner,
     QueueNotExisting,
     TidegateError,
     Unavailable,
@@ -184,12 +183,6 @@ async def get_fate(session: Session, packet: GetFate, event: ReceivedPacket) -> 
 
 
 # All replicas of a logical queue
-
-
-def refuse_at_alias(replica: Replica) -> None:
-    """Raise `NotOwner` for a queue whose messages are at its replicas."""
-    if replica.info.elastic:
-        raise NotOwner(f"queue {replica.info.title} is spread over replicas: join it")
 
 
 async def at_every_replica(
