@@ -42,6 +42,7 @@ from tidegate.protocol.packet import Request, Success
 from tidegate.protocol.scram import WRONG_CREDENTIALS, ServerLogin, decoy_keys, derive_keys
 
 if TYPE_CHECKING:
+    from tidegate.broker.context import NodeContext
     from tidegate.broker.session import Session
 
 
@@ -208,10 +209,10 @@ def is_loopback(address: str) -> bool:
 class Accounts:
     """The users who may log in, and the secret with which nodes log in to each other."""
 
-    def __init__(self, store: Store, *, login_always: bool, on_change: Callable[[], None]) -> None:
-        self._store = store
+    def __init__(self, context: NodeContext, *, login_always: bool) -> None:
+        self._store = context.store
+        self._events = context.events
         self._login_always = login_always
-        self._on_change = on_change
         self._users: dict[str, User] = {}
         self._permissions: dict[str, Permissions] = {}
         self._version = -1
@@ -261,7 +262,8 @@ class Accounts:
             self._version = version
             self._users = users
             self._permissions = {user.name: Permissions(user.grants) for user in users.values()}
-        self._on_change()
+        for listener in self._events.users_changed:
+            listener()
 
     def trusts(self, address: str) -> bool:
         """Return whether a client at `address` needs no login.
@@ -326,7 +328,7 @@ _AFTER_FAILURE_S = 0.5
 async def authenticate(session: Session, packet: Authenticate, event: ReceivedPacket) -> None:
     if session.state is not ProtocolState.OPENED or session.login is not None:
         raise UnexpectedPacket("a login comes first, and once")
-    accounts = session.node.accounts
+    accounts = session.parts.accounts
     login = session.login = ServerLogin(accounts.keys_for)
     session.forgo_trust()
     await accounts.refresh()
@@ -340,7 +342,7 @@ async def prove(session: Session, packet: Prove, event: ReceivedPacket) -> None:
     if session.state is not ProtocolState.CHALLENGED or login is None:
         raise UnexpectedPacket("a proof follows a challenge, once")
     session.login = None
-    accounts = session.node.accounts
+    accounts = session.parts.accounts
     try:
         signature = login.verify(packet.message)
         if accounts.account(login.user) != session.login_account:
@@ -358,7 +360,7 @@ async def act_for(session: Session, packet: ActFor, event: ReceivedPacket) -> No
     """Set the user for whom another node relays packets."""
     if not session.is_node or session.state is not ProtocolState.AUTHENTICATED:
         raise UnexpectedPacket("only nodes act for others, once, after their login")
-    accounts = session.node.accounts
+    accounts = session.parts.accounts
     # The other node may have read a new user before this one.
     await accounts.refresh()
     session.authorizer = accounts.guard_acting_for(packet.user)

@@ -1,4 +1,4 @@
-"""Turns the batches of producers into segments.
+"""Checks the batches of producers, and turns them into segments.
 
 Batches of one queue that wait for the same commit share segments. There is one segment for each
 priority, and separate ones for addressed messages and for each due time. A batch whose messages are
@@ -8,13 +8,14 @@ all of the same kind is moved as whole columns, without a loop over its messages
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sized
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from tidegate.core.errors import TidegateError
-from tidegate.core.model import Attributes
+from tidegate.core.errors import InvalidValue, RequiredParameterMissing, TidegateError, TooLarge
+from tidegate.core.model import PRIORITY_HIGHEST, PRIORITY_LOWEST, Attributes
+from tidegate.core.runtime import NodeLimits
 from tidegate.core.segment import Segment
 from tidegate.core.store import Write
 from tidegate.core.topology import assignment_key, assignment_slot
@@ -29,6 +30,117 @@ SEGMENT_COUNT_MAX = 4096
 
 # Messages of one segment have these in common: priority, whether they are addressed, and due time.
 Kind = tuple[int, bool, float | None]
+
+
+# Checks of a batch, made before anything is done, so that a refusal changes nothing.
+
+
+BATCH_COUNT_MAX = 100_000
+KEY_LENGTH_MAX = 255
+# The longest wait or lease: 24 days.
+DELAY_S_MAX = 2**31 / 1e3
+# The last second of the year 9999; the store's calendar ends there.
+WALL_S_MAX = 253_402_300_000
+INT8_MAX = 2**63 - 1
+INT4_MAX = 2**31 - 1
+
+
+def check_put(packet: PutMessages, body_bytes: int, limits: NodeLimits) -> None:
+    """Check that the columns of a batch fit each other and its body."""
+    lengths = packet.lengths
+    count = len(lengths)
+    if not count:
+        raise RequiredParameterMissing("a batch needs at least one message")
+    if count > BATCH_COUNT_MAX:
+        raise TooLarge(f"a batch has at most {BATCH_COUNT_MAX} messages, not {count}")
+    if min(lengths) < 0 or sum(lengths) != body_bytes:
+        raise InvalidValue(f"lengths add up to {sum(lengths)}, the body has {body_bytes} bytes")
+    check_payload(max(lengths), limits)
+    if packet.batch < 1:
+        raise InvalidValue("batches of a producer count up from 1")
+    _check_column(packet.priorities, count, may_be_one=True)
+    check_priority(min(packet.priorities), max(packet.priorities))
+    check_integers((packet.producer, packet.batch), INT8_MAX)
+    if packet.receivers is not None:
+        _check_column(packet.receivers, count, may_be_one=True)
+        check_receivers(packet.receivers)
+    if packet.contexts is not None:
+        _check_column(packet.contexts, count)
+        check_integers(packet.contexts, INT8_MAX)
+    if packet.attributes is not None:
+        _check_column(packet.attributes, count)
+        for attributes in packet.attributes:
+            check_attributes(attributes, limits)
+    for column, least in ((packet.delays_s, 0.0), (packet.ttls_s, 0.0)):
+        if column is not None:
+            _check_column(column, count)
+            for seconds in column:
+                if seconds is not None and not least <= seconds <= DELAY_S_MAX:
+                    raise InvalidValue(
+                        f"delays and times to live run from {least:g} to {DELAY_S_MAX:.0f} "
+                        f"seconds, not {seconds}"
+                    )
+
+
+def _check_column(column: Sized, count: int, *, may_be_one: bool = False) -> None:
+    if len(column) != count and not (may_be_one and len(column) == 1):
+        raise InvalidValue(f"a column has {len(column)} entries for {count} messages")
+
+
+def check_integers(values: Iterable[int | None], largest: int) -> None:
+    """Raise `InvalidValue` for integers that the store's columns cannot hold."""
+    for number in values:
+        if number is not None and not -largest - 1 <= number <= largest:
+            raise InvalidValue(f"{number} is too large: at most {largest}")
+
+
+def check_receivers(receivers: Iterable[int | None]) -> None:
+    for receiver in receivers:
+        if receiver is not None and not 0 < receiver <= INT4_MAX:
+            raise InvalidValue(f"a receiver is a client's id, not {receiver}")
+
+
+def check_payload(payload_bytes: int, limits: NodeLimits) -> None:
+    if payload_bytes > limits.message_bytes_max:
+        raise TooLarge(
+            f"a message of {payload_bytes} bytes exceeds the limit of {limits.message_bytes_max}"
+        )
+
+
+def check_priority(lowest: int, highest: int) -> None:
+    if lowest < PRIORITY_LOWEST or highest > PRIORITY_HIGHEST:
+        raise InvalidValue(
+            f"priority runs from {PRIORITY_LOWEST} (lowest) to {PRIORITY_HIGHEST}, not "
+            f"{lowest if lowest < PRIORITY_LOWEST else highest}"
+        )
+
+
+def check_attributes(attributes: Attributes | None, limits: NodeLimits) -> None:
+    if attributes is None:
+        return
+    headers = attributes.headers or {}
+    texts = [attributes.content_type or "", *headers, *headers.values()]
+    if len(headers) > limits.header_count_max or sum(map(len, texts)) > limits.header_bytes_max:
+        raise TooLarge(
+            f"headers are limited to {limits.header_count_max} and {limits.header_bytes_max} "
+            "characters in all"
+        )
+    keys = [attributes.group, attributes.tenant, attributes.dedup_id]
+    if any("\x00" in text for text in (*texts, *filter(None, keys))):
+        raise InvalidValue("headers, content types and keys cannot hold NUL characters")
+    for key in keys:
+        if key is not None and not 0 < len(key) <= KEY_LENGTH_MAX:
+            raise InvalidValue(
+                f"group, tenant and dedup id have from 1 to {KEY_LENGTH_MAX} characters"
+            )
+    for at in (attributes.deliver_at, attributes.expires_at):
+        if at is not None and not 0 <= at <= WALL_S_MAX:
+            raise InvalidValue(f"times are in seconds since 1970, not {at}")
+    if attributes.deaths is not None:
+        raise InvalidValue("deaths are written by nodes only")
+
+
+# A batch, and the segments that are made of batches.
 
 
 class Batch:

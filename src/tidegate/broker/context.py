@@ -1,48 +1,175 @@
-"""The state that the parts of one replica share."""
+"""What parts share: `NodeContext` for the parts of a node, `ReplicaContext` for those of a replica.
+
+Theory of operation
+
+`Node` creates each part of the broker once. A part takes the `NodeContext` and, by name, the parts
+that it calls. No part takes the node, so a test can build one part without the others.
+
+Calls between parts go one way. Where two parts would call each other, the one that is created first
+announces an event (`NodeEvents`) and the other one listens. `Node` sets the listeners.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
 from tidegate.core.errors import StaleEpoch, TidegateError
 from tidegate.core.model import DeathReason, QueueInfo, QueuePolicy
 from tidegate.core.runtime import NodeLimits
-from tidegate.core.segment import Budget
+from tidegate.core.segment import Budget, Segment
 from tidegate.core.store import Clock, Store
 from tidegate.core.topology import logical_name
 from tidegate.protocol.packet import Run
 from tidegate.queueing.leases import Lease
 from tidegate.queueing.queue import Queue
 from tidegate.queueing.spans import Span
-from tidegate.telemetry.meters import QueueMeters
+from tidegate.telemetry.meters import NodeMeters, QueueMeters
 
 if TYPE_CHECKING:
     from tidegate.broker.recording import LifecycleRecorder
+    from tidegate.broker.replica import Replica
+    from tidegate.broker.session import Session
+
+
+class NodeIdentity:
+    """How a node is known: its name, addresses, and number in the membership table."""
+
+    __slots__ = ("address", "machine_id", "member_id", "metrics_address", "name")
+
+    def __init__(self, name: str = "", machine_id: int | None = None) -> None:
+        # Empty until the node listens, if the user chose no name.
+        self.name = name
+        # The machine that the node runs on; None: the node belongs to no machine.
+        self.machine_id = machine_id
+        # Known when the node listens.
+        self.address = ""
+        # Where the HTTP pages (metrics, health) are served; empty if they are not.
+        self.metrics_address = ""
+        # Set by `NodeLease`; changes after the node was declared dead.
+        self.member_id = 0
+
+
+class NodeTasks:
+    """The tasks of a node that no caller waits for, and whether the node is about to stop."""
+
+    def __init__(self) -> None:
+        self.stopping = False
+        self._running: set[asyncio.Task[None]] = set()
+
+    @property
+    def running(self) -> list[asyncio.Task[None]]:
+        """The node cancels them when it stops."""
+        return list(self._running)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def do_soon(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` as a task that no caller waits for; a stopping node does not run it."""
+        if self.stopping:
+            work.close()
+        else:
+            self.start(work)
+
+
+class NodeEvents:
+    """The events of a node. Each is a list of listeners, which are called in order."""
+
+    __slots__ = (
+        "forwarding_due",
+        "lease_lost",
+        "lease_renewed",
+        "messages_given_up",
+        "policy_changed",
+        "queue_claimed",
+        "queue_released",
+        "queue_served",
+        "rejoined",
+        "session_ended",
+        "users_changed",
+    )
+
+    def __init__(self) -> None:
+        # A queue was claimed and loaded. Its listeners end before the node serves it.
+        self.queue_claimed: list[Callable[[Replica], Awaitable[None]]] = []
+        # The node serves a queue. With the former owner, if any, and the seconds since the claim.
+        self.queue_served: list[Callable[[Replica, int | None, float], None]] = []
+        # The node serves the queue no more.
+        self.queue_released: list[Callable[[Replica], None]] = []
+        self.policy_changed: list[Callable[[Replica], None]] = []
+        # A queue of this node may have messages that belong to another replica.
+        self.forwarding_due: list[Callable[[Replica], None]] = []
+        # Messages were taken out of a queue and are to become dead letters. One listener moves
+        # them.
+        self.messages_given_up: list[
+            Callable[[Replica, list[Span], DeathReason, str | None], None]
+        ] = []
+        # The node's lease was renewed, or the node has joined again.
+        self.lease_renewed: list[Callable[[], Awaitable[None]]] = []
+        # The node was declared dead: other nodes may own its queues by now.
+        self.lease_lost: list[Callable[[], None]] = []
+        # The node has joined again, under a new member id.
+        self.rejoined: list[Callable[[], None]] = []
+        self.session_ended: list[Callable[[Session], None]] = []
+        # Users were added, removed or changed.
+        self.users_changed: list[Callable[[], None]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class NodeContext:
+    """What the parts of one node share; none of it is replaced while the node lives."""
+
+    store: Store
+    clock: Clock
+    limits: NodeLimits
+    budget: Budget
+    identity: NodeIdentity
+    meters: NodeMeters
+    tasks: NodeTasks
+    events: NodeEvents
+
+
+class ReplicaListener(Protocol):
+    """What the parts of a replica ask of the whole; `Replica` implements it."""
+
+    def admit(self, segment: Segment) -> None:
+        """Add a stored segment to the queue."""
+        ...
+
+    def dead_letter(self, spans: list[Span], reason: DeathReason, error: str | None) -> None:
+        """Move messages that were given up to the dead letters."""
+        ...
+
+    def fence(self, error: TidegateError) -> None:
+        """Drop the replica: the store has refused its epoch."""
+        ...
 
 
 class ReplicaContext:
     """The queue in memory, its epoch, limits and meters, shared by the parts of one replica.
 
-    `Replica` creates it and sets the callbacks. After `fenced` is set no part changes the store.
+    Only `Replica` changes it. After `fenced` is set no part changes the store.
     """
 
     __slots__ = (
         "assignments",
         "budget",
         "clock",
-        "dead_letter",
         "epoch",
-        "fence",
         "fenced",
         "info",
         "limits",
+        "listener",
         "may_deliver",
         "meters",
-        "on_space_freed",
+        "policy",
         "producers",
         "queue",
         "rate_limiter",
@@ -61,6 +188,7 @@ class ReplicaContext:
         limits: NodeLimits,
         clock: Clock,
         may_deliver: Callable[[], bool],
+        listener: ReplicaListener,
     ) -> None:
         self.info = info
         self.epoch = epoch
@@ -70,6 +198,7 @@ class ReplicaContext:
         self.clock = clock
         # Checked before every delivery: a paused process may resume after its lease has expired.
         self.may_deliver = may_deliver
+        self.listener = listener
         self.queue = Queue(budget)
         self.meters = QueueMeters()
         # Producers that have put since the recorder last asked; None: not recorded.
@@ -83,16 +212,11 @@ class ReplicaContext:
         # Messages whose lifecycle is recorded; None: none.
         self.watch: LifecycleRecorder | None = None
         self.fenced = False
-        # Set by the replica: drops the replica after the store has refused its epoch.
-        self.fence: Callable[[TidegateError], None] = lambda error: None
-        # Set by the replica: moves messages to the dead letters, for a reason.
-        self.dead_letter: Callable[[list[Span], DeathReason, str | None], None]
-        # Set by the replica: called when messages have left, since puts may wait for a queue limit.
-        self.on_space_freed: Callable[[], None] = lambda: None
         self.set_policy(info.policy)
 
     def set_policy(self, policy: QueuePolicy) -> None:
         """Apply a new policy to the queue in memory."""
+        self.policy = policy
         self.info = msgspec.structs.replace(self.info, policy=policy)
         self.queue.expiry.ttl_s = policy.ttl_s
 
@@ -106,13 +230,9 @@ class ReplicaContext:
         return logical_name(self.info.name) if self.info.alias_id else self.info.name
 
     @property
-    def policy(self) -> QueuePolicy:
-        return self.info.policy
-
-    @property
     def lease_s(self) -> float:
         """How long a consumer may hold a message without renewing its lease."""
-        return self.info.policy.lease_s or self.limits.delivery_lease_s
+        return self.policy.lease_s or self.limits.delivery_lease_s
 
     def note_ended(self, spans: list[Span], outcome: str) -> None:
         """Record how messages ended, for those whose lifecycle is recorded."""

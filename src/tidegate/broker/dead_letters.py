@@ -49,7 +49,8 @@ from tidegate.protocol.messages import Redrive
 from tidegate.queueing.spans import Span
 
 if TYPE_CHECKING:
-    from tidegate.broker.node import Node
+    from tidegate.broker.context import NodeContext
+    from tidegate.broker.ownership import Ownership
     from tidegate.broker.replica import Replica
 
 log = logging.getLogger(__name__)
@@ -85,8 +86,9 @@ class DeadLetter:
 class DeadLetterMover:
     """Moves given-up messages and redrives dead letters, for all replicas of a node."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, context: NodeContext, ownership: Ownership) -> None:
+        self._context = context
+        self._ownership = ownership
         # Messages that wait to be moved, by source. One task for each source moves them in order,
         # as many at once as fit into a commit.
         self._given_up: dict[Replica, deque[DeadLetter]] = {}
@@ -108,7 +110,7 @@ class DeadLetterMover:
             return
         is_new = source not in self._given_up
         waiting = self._given_up.setdefault(source, deque())
-        now = self._node.clock.wall()
+        now = self._context.clock.wall()
         circling: list[Span] = []
         for span in spans:
             for letter in _dead(span, source.context.logical_name, reason, error, now):
@@ -165,14 +167,14 @@ class DeadLetterMover:
 
     async def _open(self, name: str) -> Replica:
         """Return the queue of that name at this node, creating it if needed."""
-        store = self._node.store
+        store = self._context.store
         info = await store.find_queue(None, name)
         if info is None:
             info = await store.create_queue(name, True, DEAD_LETTER_POLICY)
         if info is None:
             raise Unavailable(f"queue {name!r} is being made: try again")
         try:
-            return await self._node.ownership.bring_here(info.queue_id)
+            return await self._ownership.bring_here(info.queue_id)
         except QueueNotExisting:
             raise Unavailable(f"queue {name!r} was deleted just now: it is made again") from None
 
@@ -238,10 +240,10 @@ class DeadLetterMover:
                 # Checked only here, where it is known where the messages died.
                 guard.require(Right.WRITE, name)
             for name, letters in by_target.items():
-                info = await self._node.store.find_queue(None, name)
+                info = await self._context.store.find_queue(None, name)
                 if info is None:
                     raise QueueNotExisting(f"no queue named {name!r}: create it, or name another")
-                target = await self._node.ownership.bring_here(info.queue_id)
+                target = await self._ownership.bring_here(info.queue_id)
                 if target is source:
                     raise InvalidValue(f"queue {name!r} is where they are: name another")
                 await self._move(source, target, letters, MOVED)
@@ -261,7 +263,7 @@ class DeadLetterMover:
             raise InvalidValue(
                 f"queue {target.info.title} is transient: a durable message cannot go there"
             )
-        now = self._node.clock.wall()
+        now = self._context.clock.wall()
         segments: list[Segment] = []
         try:
             segments.extend(_segment(target, alike, now) for alike in _alike(letters))
@@ -269,7 +271,7 @@ class DeadLetterMover:
                 crash_point("before-move")
                 writes = [Write(segment, target.epoch, [], []) for segment in segments]
                 settlements = [] if settlement is None else [settlement]
-                await commit_once(self._node.store, writes, settlements)
+                await commit_once(self._context.store, writes, settlements)
         except BaseException:
             for segment in segments:
                 target.intake.arrivals.not_coming(segment.first_id)
@@ -290,7 +292,7 @@ class DeadLetterMover:
         new = [
             each for each in letters if not target.intake.is_stored(producer, each.span.first_id)
         ]
-        now = self._node.clock.wall()
+        now = self._context.clock.wall()
         writes: list[Write] = []
         try:
             for alike in _alike(new):
@@ -305,7 +307,7 @@ class DeadLetterMover:
                 )
             if writes:
                 crash_point("before-move")
-                await commit_once(self._node.store, writes, [])
+                await commit_once(self._context.store, writes, [])
         except BaseException:
             for write in writes:
                 target.intake.arrivals.not_coming(write.segment.first_id)

@@ -54,14 +54,14 @@ from tidegate.core.model import DeathReason, Failure, Order
 from tidegate.core.segment import Segment
 from tidegate.protocol.messages import Return
 from tidegate.protocol.packet import Run
-from tidegate.queueing import MessageEvent, MessageState
 from tidegate.queueing.leases import LeaseBook
 from tidegate.queueing.queue import MessageSelector
-from tidegate.queueing.spans import AFTER_ALL, BEFORE_ALL, Rank, Span
+from tidegate.queueing.spans import AFTER_ALL, BEFORE_ALL, MessageEvent, MessageState, Rank, Span
 from tidegate.telemetry.meters import ConsumerMeters
 
 if TYPE_CHECKING:
     from tidegate.broker.context import ReplicaContext
+    from tidegate.broker.intake import Intake
     from tidegate.broker.settling import Ranges, Settling, TransactionLeases
     from tidegate.telemetry.stats import ControlStats
 
@@ -73,16 +73,12 @@ DELIVERY_BYTES_MAX = 1024 * 1024
 class Dispatch:
     """The consumers and pending reads of one replica."""
 
-    def __init__(
-        self,
-        context: ReplicaContext,
-        settling: Settling,
-        known: Callable[[list[Segment]], list[Segment]],
-    ) -> None:
+    def __init__(self, context: ReplicaContext, intake: Intake, settling: Settling) -> None:
         self._context = context
+        self._intake = intake
         self._settling = settling
-        self.tail = SpillReader(context, lambda: self.serve(None), known)
-        self.later = DelayedReader(context, self.serve_all, known)
+        self.tail = SpillReader(context, lambda: self.serve(None), intake.without_under_way)
+        self.later = DelayedReader(context, self.serve_all, intake.without_under_way)
         self.giving_up = MessageExpiry(context, settling)
         self.holders = LeaseHolders(context)
         self._gate = RateGate(context, self.serve_all)
@@ -217,7 +213,7 @@ class Dispatch:
             share = -(-lanes.head_count // len(consumers))
             idle = 0 if self._serve_some(consumer, share) else idle + 1
         self.tail.fill_head()
-        context.on_space_freed()
+        self._intake.on_space_freed()
 
     def _share_addressed(self) -> None:
         """Deliver addressed messages to the consumers that take nothing else.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
-from tidegate.broker.node import Node
 from tidegate.telemetry.http_pages import (
     ANSWER_S_MAX,
     REQUEST_S_MAX,
@@ -20,6 +20,10 @@ from tidegate.telemetry.http_pages import (
 from tidegate.telemetry.prometheus import CONTENT_TYPE, QUEUES_MAX, NodeMetrics
 from tidegate.telemetry.stats import NodeStats, QueueStats
 
+if TYPE_CHECKING:
+    from tidegate.broker.ownership import NodeLease
+    from tidegate.broker.stats import NodeStatsCollector
+
 # Queues that are read before the event loop runs; about a millisecond.
 _QUEUES_PER_TURN = 16
 
@@ -29,7 +33,8 @@ class NodePages(PageServer):
 
     def __init__(
         self,
-        node: Node,
+        stats: NodeStatsCollector,
+        lease: NodeLease,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -40,7 +45,8 @@ class NodePages(PageServer):
         super().__init__(
             host=host, port=port, request_s_max=request_s_max, answer_s_max=answer_s_max
         )
-        self._node = node
+        self._stats = stats
+        self._lease = lease
         self._queues_max = queues_max
         self._exposition = NodeMetrics()
         # One at a time: many scrapers must not take all time of the event loop.
@@ -48,7 +54,7 @@ class NodePages(PageServer):
 
     async def start(self) -> None:
         await super().start()
-        self._node.metrics_address = self.address
+        self._stats.identity.metrics_address = self.address
 
     async def page(self, path: str) -> PageResponse:
         if path == "/metrics":
@@ -57,7 +63,7 @@ class NodePages(PageServer):
         if path == "/healthz":
             return PageResponse(HTTPStatus.OK, b"alive\n")
         if path == "/readyz":
-            reason = self._node.why_not_ready()
+            reason = self._lease.why_not_ready()
             if reason is None:
                 return PageResponse(HTTPStatus.OK, b"ready\n")
             return error_response(HTTPStatus.SERVICE_UNAVAILABLE, reason)
@@ -74,13 +80,13 @@ class NodePages(PageServer):
 
     async def _numbers(self) -> NodeStats:
         # The queues with the lowest ids: the choice must not change between scrapes.
-        owned = sorted(self._node.replicas.items())
+        owned = sorted(self._stats.replicas.items())
         chosen = owned[: self._queues_max]
         queues: list[QueueStats] = []
         for _, replica in chosen:
             queues.append(replica.numbers())
             if len(queues) % _QUEUES_PER_TURN == 0:
                 await asyncio.sleep(0)
-        numbers = self._node.stats.of_node(queues)
+        numbers = self._stats.of_node(queues)
         numbers.queues_left_out = len(owned) - len(chosen)
         return numbers

@@ -3,8 +3,8 @@
 Theory of operation
 
 The actors are a session, which calls `put` with a batch; the `Writer`, which calls
-`collect_writes`, `written` and `refused`; and the queue, which gets committed segments through
-`admit`. All calls run in the event loop.
+`collect_writes`, `written` and `refused`; and the replica, which adds committed segments to the
+queue (`ReplicaListener.admit`). All calls run in the event loop.
 
 A batch passes these states:
 
@@ -77,16 +77,13 @@ _OF_LATE_S = 5.0
 class Intake:
     """The puts of one replica; a `WriteSource` of the writer."""
 
-    def __init__(
-        self, context: ReplicaContext, writer: Writer, admit: Callable[[Segment], None]
-    ) -> None:
+    def __init__(self, context: ReplicaContext, writer: Writer) -> None:
         self._context = context
         self._writer = writer
-        self._admit = admit
         self.limits = QueueLimits(context)
         self.ids = MessageIds(context, self._resume)
         self.dedup = Deduplication(context, self._resume)
-        self.arrivals = IncomingTransfers(context, self.ids, self.dedup, admit)
+        self.arrivals = IncomingTransfers(context, self.ids, self.dedup)
         self._marks = ProducerMarks()
         self._waiting: deque[Batch] = deque()
         self._under_way: dict[Write, SegmentBuilder] = {}
@@ -271,14 +268,14 @@ class Intake:
         batch.skip(self.dedup.duplicates(batch.packet.attributes, set()))
         if batch.is_stored:
             self._waiting.popleft()
-            context.budget.waiting_bytes -= len(batch.body)
+            context.budget.stop_waiting(len(batch.body))
             for twin in self._accepted.pop((batch.packet.producer, batch.packet.batch), ()):
                 twin.confirm_duplicate()
         else:
             # Only ids that will be written: the result of the others would never be reported.
             self.dedup.under_way.update(batch.dedup_ids())
             lengths = batch.packet.lengths
-            context.budget.waiting_bytes -= sum(lengths[index] for index in batch.skipped)
+            context.budget.stop_waiting(sum(lengths[index] for index in batch.skipped))
         return True
 
     def written(self, write: Write, stored: bool | None) -> None:
@@ -294,7 +291,7 @@ class Intake:
             if stored:
                 self.dedup.stored.add(write.dedup_ids, context.clock.monotonic())
                 self._writer.schedule(self)  # Resume batches that waited for this result
-        context.budget.waiting_bytes -= write.segment.payload_bytes
+        context.budget.stop_waiting(write.segment.payload_bytes)
         if not stored or context.fenced:
             if stored is False:
                 self._refuse(builder, context.taken_over())
@@ -303,7 +300,7 @@ class Intake:
                 unknown = IoFailure(f"queue {context.info.title} has a new owner: ask there")
                 self._refuse(builder, unknown)
             if not stored:
-                context.fence(context.taken_over())
+                context.listener.fence(context.taken_over())
             return
         now = context.clock.monotonic()
         # Consumers first: their work takes longer than the producer's confirmation.
@@ -311,7 +308,7 @@ class Intake:
         watch = context.watch
         if watch is not None:
             watch.stored(write.segment, builder, now)
-        self._admit(write.segment)
+        context.listener.admit(write.segment)
         crash_point("after-deliver-before-confirm")
         for batch in builder.release():
             batch.stored_at = now
@@ -331,7 +328,7 @@ class Intake:
         """Fail the batches of segments that the store has refused; none of them is stored."""
         for write in writes:
             self.dedup.under_way.difference_update(write.dedup_ids or ())
-            self._context.budget.waiting_bytes -= write.segment.payload_bytes
+            self._context.budget.stop_waiting(write.segment.payload_bytes)
             self._refuse(self._under_way.pop(write), error)
         if self._waiting:
             self._writer.schedule(self)
@@ -363,7 +360,7 @@ class Intake:
     def _refuse_waiting(self, error: TidegateError) -> None:
         waiting, self._waiting = self._waiting, deque()
         for batch in waiting:
-            self._context.budget.waiting_bytes -= len(batch.body)
+            self._context.budget.stop_waiting(len(batch.body))
             self._refuse_batch(batch, error)
 
     def forget_producers(self, before: float) -> None:
@@ -403,11 +400,10 @@ class QueueLimits:
         `waiting` and `under_way` are before it. `at_limit` tells whether the queue is at its limit.
         """
         context = self._context
-        name = context.info.title
         if not context.info.durable and not context.budget.has_room_for(len(batch.body)):
             return (
                 f"the node's memory ({context.limits.memory_bytes} bytes) is full and queue "
-                f"{name} is transient: consume, or declare it durable"
+                f"{context.info.title} is transient: consume, or declare it durable"
             )
         policy = context.policy
         if policy.length_max is None and policy.bytes_max is None:
@@ -421,7 +417,8 @@ class QueueLimits:
             if not self._has(count + len(batch.packet.lengths), body_bytes + len(batch.body)):
                 return self._is_full()
         elif at_limit and sum(len(each.body) for each in waiting) > HELD_BYTES_MAX:
-            return f"queue {name} is full, and so is the line before it: await each put"
+            title = context.info.title
+            return f"queue {title} is full, and so is the line before it: await each put"
         return None
 
     def must_wait(
@@ -524,7 +521,7 @@ class MessageIds:
         context = self._context
         end = await context.store.reserve_ids(context.info.queue_id, context.epoch, ID_BLOCK)
         if end is None:
-            context.fence(context.taken_over())
+            context.listener.fence(context.taken_over())
             return
         if self.end + ID_BLOCK != end:
             # Another owner has reserved a block in between, or this is the first one. The rest of
@@ -563,17 +560,10 @@ class MessageIds:
 class IncomingTransfers:
     """What comes to one replica by another way than a put."""
 
-    def __init__(
-        self,
-        context: ReplicaContext,
-        ids: MessageIds,
-        dedup: Deduplication,
-        admit: Callable[[Segment], None],
-    ) -> None:
+    def __init__(self, context: ReplicaContext, ids: MessageIds, dedup: Deduplication) -> None:
         self._context = context
         self._ids = ids
         self._dedup = dedup
-        self._admit = admit
         # First ids of segments that are being stored in transactions.
         self.first_ids: set[int] = set()
         # Blocks of ids, each [first, last], under which segments are being transferred here.
@@ -638,7 +628,7 @@ class IncomingTransfers:
             context.meters.put.add(segment.open)
             if context.watch is not None:
                 context.watch.stored(segment, None, context.clock.monotonic())
-            self._admit(segment)
+            context.listener.admit(segment)
 
     # Transfers from another replica
 
@@ -667,7 +657,7 @@ class IncomingTransfers:
             context.meters.taken_over.add(segment.open)
             if context.watch is not None:
                 context.watch.stored(segment, None, context.clock.monotonic())
-            self._admit(segment)
+            context.listener.admit(segment)
 
     # Splitting
 
@@ -679,7 +669,7 @@ class IncomingTransfers:
         """Admit a segment that was split off from one of this queue."""
         self.first_ids.discard(segment.first_id)
         if not self._context.fenced:
-            self._admit(segment)
+            self._context.listener.admit(segment)
 
 
 # Which assignment slots the waiting puts of a replica belong to.

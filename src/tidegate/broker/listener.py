@@ -20,8 +20,9 @@ from tidegate.core.errors import LimitReached, NotAuthenticated, TidegateError
 from tidegate.core.runtime import NodeLimits
 
 if TYPE_CHECKING:
-    from tidegate.broker.node import Node
-    from tidegate.broker.session import SessionTransport
+    from tidegate.broker.access import Accounts
+    from tidegate.broker.context import NodeContext
+    from tidegate.broker.session import NodeParts, SessionTransport
 
 
 log = logging.getLogger(__name__)
@@ -35,14 +36,14 @@ _OUT_OF_SOCKETS_S = 0.1
 class TlsListener:
     """Listening sockets with TLS; has the methods of asyncio's server that a node uses."""
 
-    def __init__(self, node: Node, context: ssl.SSLContext, sockets: list[socket.socket]) -> None:
-        self._node = node
-        self._context = context
+    def __init__(self, parts: NodeParts, tls: ssl.SSLContext, sockets: list[socket.socket]) -> None:
+        self._parts = parts
+        self._tls = tls
         self.sockets = sockets
         self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
-    async def bind(cls, node: Node, context: ssl.SSLContext, host: str, port: int) -> TlsListener:
+    async def bind(cls, parts: NodeParts, tls: ssl.SSLContext, host: str, port: int) -> TlsListener:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -59,7 +60,7 @@ class TlsListener:
             for listening in sockets:
                 listening.close()
             raise
-        return cls(node, context, sockets)
+        return cls(parts, tls, sockets)
 
     async def start_serving(self) -> None:
         for listening in self.sockets:
@@ -85,9 +86,9 @@ class TlsListener:
                 log.warning("cannot accept a connection: %s", failure)
                 await asyncio.sleep(_OUT_OF_SOCKETS_S)
                 continue
-            session = Session(self._node)
+            session = Session(self._parts)
             session.on_connected(peer)
-            if not self._node.sessions.admit(session):
+            if not self._parts.sessions.admit(session):
                 accepted.close()
                 continue
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -99,15 +100,15 @@ class TlsListener:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: session,
                 accepted,
-                ssl=self._context,
-                ssl_handshake_timeout=self._node.limits.handshake_s,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._parts.context.limits.handshake_s,
             )
             connected = True
         except (OSError, ssl.SSLError) as failure:
             log.debug("no TLS with %s: %s", session.address, failure)
         finally:
             if not connected:
-                self._node.sessions.remove(session)
+                self._parts.sessions.remove(session)
                 accepted.close()
 
 
@@ -214,8 +215,12 @@ _EPHEMERAL_S = 30.0
 class Sessions:
     """All sessions of a node."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self, context: NodeContext, accounts: Accounts, admission: ConnectionSlots
+    ) -> None:
+        self._context = context
+        self._accounts = accounts
+        self._admission = admission
         self._all: set[Session] = set()
         # Sessions that are not read until the store has caught up.
         self._waiting: set[SessionTransport] = set()
@@ -231,13 +236,12 @@ class Sessions:
     # Opening and closing
 
     def admit(self, session: Session) -> bool:
-        node = self._node
-        if node.stopping:
+        if self._context.tasks.stopping:
             return False
         try:
-            session.place = node.admission.arrive(session.address)
+            session.place = self._admission.arrive(session.address)
         except LimitReached as full:
-            now = node.clock.monotonic()
+            now = self._context.clock.monotonic()
             if now - self._refused_at > 1.0:
                 # At most once a second: a flood of connections must not fill the log.
                 self._refused_at = now
@@ -248,9 +252,10 @@ class Sessions:
 
     def remove(self, session: Session) -> None:
         self._all.discard(session)
-        self._node.aliases.forget_session(session)
+        for listener in self._context.events.session_ended:
+            listener(session)
         if session.place is not None:
-            self._node.admission.leave(session.place)
+            self._admission.leave(session.place)
             session.place = None
         self._waiting.discard(session)
 
@@ -262,26 +267,27 @@ class Sessions:
             if any(session.client_id == client_id for session in self._all):
                 return
             with contextlib.suppress(TidegateError):
-                await self._node.store.delete_client(client_id)
+                await self._context.store.delete_client(client_id)
 
-        self._node.do_soon(delete())
+        self._context.tasks.do_soon(delete())
 
     # Back-pressure
 
     def resume_when_dry(self, peer: SessionTransport) -> None:
         """Read from `peer` again once the store has caught up."""
+        if not self._waiting:
+            self._context.budget.when_drained(self._resume_reading)
         self._waiting.add(peer)
 
-    def resume_reading(self) -> None:
-        if self._waiting and not self._node.budget.is_flooded:
-            waiting, self._waiting = self._waiting, set()
-            for peer in waiting:
-                peer.resume_reading()
+    def _resume_reading(self) -> None:
+        waiting, self._waiting = self._waiting, set()
+        for peer in waiting:
+            peer.resume_reading()
 
     # Closing by the node
 
     def hang_up_on_the_silent(self, now: float) -> None:
-        limits = self._node.limits
+        limits = self._context.limits
         for session in self._all.difference(self._waiting):
             patience = 3 * limits.heartbeat_s if session.identified else limits.handshake_s
             # Before the login, single bytes do not prolong a connection.
@@ -301,7 +307,7 @@ class Sessions:
     def users_changed(self) -> None:
         """Close sessions whose user was removed or changed since the login."""
         for session in self:
-            if not self._node.accounts.still_holds(session.authorizer):
+            if not self._accounts.still_holds(session.authorizer):
                 session.close_with_error(
                     NotAuthenticated("the user was changed or removed: log in again")
                 )
@@ -314,7 +320,7 @@ class Sessions:
         """
         relaying = [session for session in self._all if session.routes.is_relaying]
         if relaying:
-            alive = {m.address for m in await self._node.store.members() if m.alive}
+            alive = {m.address for m in await self._context.store.members() if m.alive}
             for session in relaying:
                 session.routes.keep_to(alive)
 

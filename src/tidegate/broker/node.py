@@ -9,13 +9,14 @@ request about one of its own queues goes through these objects:
 
 A request about a queue of another node goes from the session through a `Relay` to that node.
 
-`Node` is the composition root. It creates the parts and passes itself to them, and it owns the
-tasks that run as long as the node:
+`Node` is the composition root. It creates the parts, gives each one those that it calls, and sets
+the listeners of the events that the parts announce (`NodeEvents`). No part knows the node. It
+starts the tasks that run as long as the node:
 
 - `NodeLease.renew_forever` joins the membership table and renews the node's lease.
-- `_tick_forever` runs every 0.25 s. It expires message leases and messages, and resumes sessions
-  that were paused for back-pressure. Once a second it also updates rates and closes silent
-  sessions. Once a minute it removes old producers, dedup ids and lost subscriptions.
+- `_tick_forever` runs every 0.25 s. It expires message leases and messages. Once a second it also
+  updates rates and closes silent sessions. Once a minute it removes old producers, dedup ids and
+  lost subscriptions.
 - `_watch_users_forever` reads changed users every second.
 - `LogicalQueues.watch_forever` follows the topologies of logical queues.
 
@@ -41,39 +42,32 @@ replicas and joins again under a new member id.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import socket
 import ssl
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
-from tidegate.broker.access import NODE_USER, Accounts, QueueNames, is_loopback
+from tidegate.broker.access import Accounts, QueueNames, is_loopback
+from tidegate.broker.context import NodeContext, NodeEvents, NodeIdentity, NodeTasks
 from tidegate.broker.dead_letters import DeadLetterMover
 from tidegate.broker.listener import ConnectionSlots, Sessions, TlsListener
 from tidegate.broker.ownership import NodeLease, Ownership
 from tidegate.broker.recording import NodeRecorder
-from tidegate.broker.replica import Replica
-from tidegate.broker.replication import LogicalQueues
-from tidegate.broker.session import Session
+from tidegate.broker.relay import NodeClients
+from tidegate.broker.replication import LogicalQueues, Topologies
+from tidegate.broker.session import NodeParts, Session
 from tidegate.broker.stats import NodeStatsCollector
 from tidegate.broker.transactions import Publishing, QueueColocation, Topics, Transactions
 from tidegate.broker.transfer import SegmentTransfer
-from tidegate.client.client import Client
-from tidegate.client.connection import Credentials, Response, parse_address, verifying_context
+from tidegate.client.connection import verifying_context
 from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
-from tidegate.core.model import QueueInfo
 from tidegate.core.runtime import NodeLimits, cancel_and_wait
 from tidegate.core.segment import Budget
 from tidegate.core.store import Clock, Store
-from tidegate.protocol.cluster import SetOwner
-from tidegate.protocol.packet import Packet, Request
 from tidegate.storage.writer import Writers
-from tidegate.telemetry.meters import PhaseMeters
+from tidegate.telemetry.meters import NodeMeters
 from tidegate.telemetry.recorder import Recorder
-from tidegate.telemetry.stats import NodeStats
 
 log = logging.getLogger(__name__)
 
@@ -106,60 +100,133 @@ class Node:
         machine_id: int | None = None,
     ) -> None:
         self.store = store
-        # The machine that the node runs on; None: the node belongs to no machine.
-        self.machine_id = machine_id
         self.limits = limits or NodeLimits()
         self.clock = clock or Clock()
-        self.name = name or ""
         self.budget = Budget(self.limits.memory_bytes)
-        self.stats = NodeStatsCollector(self)
-        self.membership = NodeLease(self)
-        self.sessions = Sessions(self)
-        self.ownership = Ownership(self)
-        self.replicas = self.ownership.replicas
-        self.phases = PhaseMeters()
-        self.packets_in = 0
-        self.packets_out = 0
-        meeting = QueueColocation(self)
-        self.publishing = Publishing(self, meeting)
-        self.transactions = Transactions(self, meeting)
-        self.topics = Topics(self)
-        self.dead_letters = DeadLetterMover(self)
-        self.aliases = LogicalQueues(self)
-        self.exchange = SegmentTransfer(self)
-        self.tls = tls
-        self.accounts = Accounts(
-            store, login_always=login_always, on_change=self.sessions.users_changed
+        self._identity = NodeIdentity(name or "", machine_id)
+        self._meters = NodeMeters()
+        self._work = NodeTasks()
+        context = NodeContext(
+            store=store,
+            clock=self.clock,
+            limits=self.limits,
+            budget=self.budget,
+            identity=self._identity,
+            meters=self._meters,
+            tasks=self._work,
+            events=NodeEvents(),
         )
-        self.recording = None if recorder is None else NodeRecorder(self, recorder)
+        self.tls = tls
+        self.accounts = Accounts(context, login_always=login_always)
         self.admission = ConnectionSlots(self.limits)
+        self.sessions = Sessions(context, self.accounts, self.admission)
+        self.node_clients = NodeClients(self.accounts, None if tls is None else tls.calling)
+        self._writers = Writers(
+            store,
+            self.limits.writers,
+            on_commit=self._meters.count_commit,
+            linger_s=self.limits.settle_linger_s,
+        )
+        self.membership = NodeLease(context)
+        self.ownership = Ownership(context, self.membership, self.node_clients, self._writers)
+        self.replicas = self.ownership.replicas
+        topologies = Topologies()
+        self.exchange = SegmentTransfer(context, self.ownership, topologies, self.node_clients)
+        self.aliases = LogicalQueues(
+            context, self.ownership, topologies, self.exchange, self.node_clients
+        )
+        colocation = QueueColocation(context, self.ownership)
+        self.publishing = Publishing(context, colocation)
+        self.transactions = Transactions(store, colocation)
+        self.topics = Topics(context, self.ownership)
+        self.dead_letters = DeadLetterMover(context, self.ownership)
         self.names = QueueNames(store, self.replicas)
-        self.address = ""
-        # Where the HTTP pages (metrics, health) are served; empty if they are not.
-        self.metrics_address = ""
+        self.stats = NodeStatsCollector(
+            context, self.sessions, self.ownership, self.aliases, self.node_clients, recorder
+        )
+        self.recording = (
+            None
+            if recorder is None
+            else NodeRecorder(context, recorder, self.sessions, self.replicas)
+        )
+        self._parts = NodeParts(
+            context=context,
+            accounts=self.accounts,
+            admission=self.admission,
+            aliases=self.aliases,
+            dead_letters=self.dead_letters,
+            exchange=self.exchange,
+            names=self.names,
+            node_clients=self.node_clients,
+            ownership=self.ownership,
+            publishing=self.publishing,
+            recording=self.recording,
+            sessions=self.sessions,
+            stats=self.stats,
+            topics=self.topics,
+            transactions=self.transactions,
+        )
+        self._set_listeners(context.events)
         self._host = host
         # The name under which other nodes reach this one. The listening address of a node that
         # listens on all addresses cannot be used for that.
         self._reached_as = advertise or (socket.gethostname() if host in ALL_ADDRESSES else host)
         self._port = port
         self._or_free = or_free
-        self._writers = Writers(
-            store,
-            self.limits.writers,
-            on_commit=self.stats.count_commit,
-            on_free=self.sessions.resume_reading,
-            linger_s=self.limits.settle_linger_s,
-        )
-        self._is_serving = False
         self._server: asyncio.Server | TlsListener | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.node_clients = NodeClients(self)
-        self.stopping = False
+
+    def _set_listeners(self, events: NodeEvents) -> None:
+        """Set the listeners of all events, in the order in which they are called."""
+        events.queue_claimed += [self.aliases.owned]
+        events.queue_released += [self.aliases.disowned]
+        events.policy_changed += [self.ownership.note_goal]
+        events.forwarding_due += [self.aliases.wake_hand_over]
+        events.messages_given_up += [self.dead_letters.dead_letter]
+        events.lease_renewed += [self.ownership.lease_renewed, self.sessions.leave_the_dead]
+        events.lease_lost += [self.ownership.lease_lost]
+        events.session_ended += [self.aliases.forget_session]
+        events.users_changed += [self.sessions.users_changed]
+        if self.recording is not None:
+            events.queue_served += [self.recording.owned]
+            events.queue_released += [self.recording.disowned]
+            events.rejoined += [self.recording.rejoined]
+        # Last: the other listeners may look the replica up.
+        events.queue_released += [self.ownership.remove]
+
+    @property
+    def name(self) -> str:
+        return self._identity.name
+
+    @property
+    def address(self) -> str:
+        return self._identity.address
+
+    @property
+    def metrics_address(self) -> str:
+        """Where the HTTP pages (metrics, health) are served; empty if they are not."""
+        return self._identity.metrics_address
 
     @property
     def member_id(self) -> int:
         """The node's number in the membership table; changes after the node was declared dead."""
-        return self.membership.member_id
+        return self._identity.member_id
+
+    @property
+    def machine_id(self) -> int | None:
+        """The machine that the node runs on; None: the node belongs to no machine."""
+        return self._identity.machine_id
+
+    @property
+    def packets_in(self) -> int:
+        return self._meters.packets_in
+
+    @property
+    def packets_out(self) -> int:
+        return self._meters.packets_out
+
+    @property
+    def stopping(self) -> bool:
+        return self._work.stopping
 
     # Lifecycle
 
@@ -182,22 +249,22 @@ class Node:
             raise
         port = self._server.sockets[0].getsockname()[1]
         host = f"[{self._reached_as}]" if ":" in self._reached_as else self._reached_as
-        self.address = f"{'tidegate' if self.tls is None else 'tidegates'}://{host}:{port}"
+        identity = self._identity
+        identity.address = f"{'tidegate' if self.tls is None else 'tidegates'}://{host}:{port}"
         # Named only after the port is known: nodes that bind any free port must not share a name.
-        self.name = self.name or f"{socket.gethostname()}-{port}"
+        identity.name = identity.name or f"{socket.gethostname()}-{port}"
         self.stats.start()
         await self.membership.join()
-        self._is_serving = True
         for work in (
             self.membership.renew_forever(),
             self._tick_forever(),
             self._watch_users_forever(),
             self.aliases.watch_forever(),
         ):
-            self._start(work)
+            self._work.start(work)
         if self.recording is not None:
             self.recording.start()
-            self._start(self.recording.run())
+            self._work.start(self.recording.run())
 
     async def _bound(self) -> asyncio.Server | TlsListener:
         try:
@@ -210,16 +277,10 @@ class Node:
 
     async def _bound_to(self, port: int) -> asyncio.Server | TlsListener:
         if self.tls is not None:
-            return await TlsListener.bind(self, self.tls.accepting, self._host, port)
+            return await TlsListener.bind(self._parts, self.tls.accepting, self._host, port)
         return await asyncio.get_running_loop().create_server(
-            lambda: Session(self), self._host, port, backlog=1024, start_serving=False
+            lambda: Session(self._parts), self._host, port, backlog=1024, start_serving=False
         )
-
-    def tls_to(self, address: str) -> ssl.SSLContext | None:
-        """Return the TLS context for a connection to `address`; None if that node uses no TLS."""
-        if not parse_address(address).tls:
-            return None
-        return verifying_context() if self.tls is None else self.tls.calling
 
     def _check_exposure(self, server: asyncio.Server | TlsListener) -> None:
         """Raise `InvalidValue` if the node is reachable from other machines without TLS or users.
@@ -242,24 +303,12 @@ class Node:
                 f"machines and needs {'; '.join(missing)}. Or listen on 127.0.0.1"
             )
 
-    def _start(self, work) -> None:  # type: ignore[no-untyped-def]
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def do_soon(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` as a task that no caller waits for; a stopping node does not run it."""
-        if self.stopping:
-            work.close()
-        else:
-            self._start(work)
-
     async def stop(self) -> None:
         """Drain and stop: accept nothing new, write what was accepted, release the queues.
 
         Waits at most `limits.drain_s` for the writes and for the moves of dead letters.
         """
-        self.stopping = True
+        self._work.stopping = True
         if self._server is not None:
             self._server.close()
         try:
@@ -279,7 +328,7 @@ class Node:
             await self.recording.stop()
 
     async def _end_tasks(self) -> None:
-        ending = [*self._tasks, *self.ownership.searches, *self.membership.tasks]
+        ending = [*self._work.running, *self.ownership.tasks]
         await self.dead_letters.abort()
         await cancel_and_wait(ending)
         await self.aliases.close()
@@ -289,7 +338,7 @@ class Node:
 
     async def abort(self) -> None:
         """Stop at once, as a kill would: write nothing more and notify no client."""
-        self.stopping = True
+        self._work.stopping = True
         if self._server is not None:
             self._server.close()
         self._writers.abort()
@@ -304,27 +353,7 @@ class Node:
 
     def why_not_ready(self) -> str | None:
         """Return why the node is not ready to serve clients, or None if it is ready."""
-        if self.stopping:
-            return "draining: the node is about to stop"
-        if not self._is_serving:
-            return "starting"
         return self.membership.why_not_ready()
-
-    def replica_of(self, info: QueueInfo, epoch: int) -> Replica:
-        """Create the replica of a queue that this node has claimed under `epoch`."""
-        return Replica(
-            info,
-            epoch,
-            store=self.store,
-            writer=self._writers.writer(info.queue_id),
-            settler=self._writers.settler(info.queue_id),
-            budget=self.budget,
-            limits=self.limits,
-            clock=self.clock,
-            may_deliver=self.membership.may_deliver_from(info.queue_id),
-            on_fenced=self.ownership.remove,
-            give_up=self.dead_letters.dead_letter,
-        )
 
     # Background tasks
 
@@ -346,7 +375,6 @@ class Node:
 
     def _tick(self, *, second: bool) -> None:
         now = self.clock.monotonic()
-        self.sessions.resume_reading()
         for replica in list(self.replicas.values()):
             replica.tick()
             if second:
@@ -372,135 +400,6 @@ class Node:
                 log.warning("could not look for changes of users: %s", failure)
             except Exception:
                 log.exception("a bug while looking for changes of users")
-
-
-# Client connections from this node to the other nodes.
-#
-# A connection is opened once, however many callers ask for it. The opening continues when a caller
-# times out, so that the next caller finds it open. On a slow machine a login may take longer than
-# any caller waits for an answer.
-
-
-_ANSWER_TIMEOUT_S = 2.0
-_HAND_OVER_S = 5.0
-
-
-class NodeClients:
-    """Connections to other nodes, opened on first use and reused while they are alive.
-
-    Every call logs in as a node. A call raises `Unavailable` if the other node does not answer in
-    time.
-    """
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._clients: dict[str, Client] = {}
-        self._opening: dict[str, asyncio.Task[Client]] = {}
-        self._closed = False
-
-    async def _client(self, address: str) -> Client:
-        client = self._clients.get(address)
-        if client is not None and client.link is not None and client.link.alive:
-            return client
-        if self._closed:
-            raise Unavailable("this node is going away")
-        opening = self._opening.get(address)
-        if opening is None:
-            opening = self._opening[address] = asyncio.create_task(self._open(address))
-            opening.add_done_callback(lambda done: self._opened(address, done))
-        try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if opening.cancelled() and task is not None and not task.cancelling():
-                # `close` has cancelled the opening, not this caller.
-                raise Unavailable("this node is going away") from None
-            raise
-
-    async def _open(self, address: str) -> Client:
-        before = self._clients.pop(address, None)
-        if before is not None:
-            await before.close()
-        tls = self._node.tls_to(address)
-        login = Credentials(NODE_USER, self._node.accounts.node_password)
-        client = Client(
-            address, mode="admin", reconnect_s=_ANSWER_TIMEOUT_S, credentials=login, tls=tls
-        )
-        await client.open()
-        self._clients[address] = client
-        return client
-
-    def _opened(self, address: str, opening: asyncio.Task[Client]) -> None:
-        del self._opening[address]
-        if not opening.cancelled():
-            # Whoever has asked may be gone.
-            opening.exception()
-
-    async def ask_for(self, address: str, queue_id: int, member_id: int) -> None:
-        """Ask the queue's owner to transfer the queue to node `member_id`."""
-        try:
-            async with asyncio.timeout(_HAND_OVER_S):
-                client = await self._client(address)
-                link = await client.connected()
-                await link.request(SetOwner(queue_id, member_id))
-        except TimeoutError:
-            raise Unavailable(f"the node at {address} does not let go of the queue") from None
-
-    async def delete_queue(self, address: str, queue_id: int) -> None:
-        """Ask the queue's owner to delete it."""
-        try:
-            async with asyncio.timeout(_HAND_OVER_S):
-                await (await self._client(address)).delete_queue(queue_id)
-        except TimeoutError:
-            raise Unavailable(f"the node at {address} does not answer") from None
-
-    async def request(self, address: str, request: Request, within_s: float) -> Packet:
-        """Send a request to a node, which may be this one, and return the answer."""
-        return (await self.request_with_body(address, request, within_s)).packet
-
-    async def request_with_body(self, address: str, request: Request, within_s: float) -> Response:
-        """Send a request to a node and return the answer with its body."""
-        try:
-            async with asyncio.timeout(within_s):
-                link = await (await self._client(address)).connected()
-                return await link.request(request)
-        except TimeoutError:
-            raise Unavailable(f"the node at {address} does not answer") from None
-
-    async def numbers(
-        self,
-        addresses: list[str],
-        queue_id: int | None,
-        steps: int | None,
-        with_durations: bool = True,
-    ) -> list[NodeStats]:
-        """Return the stats of all nodes that answer in time.
-
-        With `queue_id`, only the stats of that queue and of its replicas. `steps` is the number of
-        control steps of each consumer; None: no consumers.
-        """
-
-        async def ask(address: str) -> list[NodeStats]:
-            try:
-                async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-                    client = await self._client(address)
-                    nodes = (await client.node_stats(steps=steps, durations=with_durations)).nodes
-            except (TidegateError, TimeoutError):
-                return []
-            for node in nodes:
-                node.queues = [q for q in node.queues if queue_id in (None, q.queue_id, q.alias_id)]
-            return nodes
-
-        answers = await asyncio.gather(*map(ask, addresses))
-        return [node for nodes in answers for node in nodes]
-
-    async def close(self) -> None:
-        self._closed = True
-        await cancel_and_wait(self._opening.values())
-        for client in self._clients.values():
-            with contextlib.suppress(TidegateError):
-                await client.close()
-        self._clients.clear()
 
 
 # TLS between nodes and clients and among nodes: at least 1.2, certificates always verified.

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
 
 from tidegate.broker.replica import Replica
 from tidegate.core.errors import (
@@ -26,7 +26,10 @@ from tidegate.core.errors import (
 from tidegate.core.topology import STORE_SHIFT
 
 if TYPE_CHECKING:
-    from tidegate.broker.node import Node
+    from tidegate.broker.context import NodeContext
+    from tidegate.broker.relay import NodeClients
+    from tidegate.core.model import QueueInfo
+    from tidegate.storage.writer import Writers
 
 
 log = logging.getLogger(__name__)
@@ -37,24 +40,50 @@ _FINISH_MOVES_S = 2.0
 class Ownership:
     """The queues of one node."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self, context: NodeContext, lease: NodeLease, clients: NodeClients, writers: Writers
+    ) -> None:
+        self._context = context
+        self._lease = lease
+        self._clients = clients
+        self._writers = writers
         self.replicas: dict[int, Replica] = {}
         # Those of `replicas` whose policy has a prefetch goal; read often by the prefetch loop.
         self.with_prefetch_goal: dict[int, Replica] = {}
         self._routing: dict[int, asyncio.Task[Replica | str]] = {}
         # Queues that are moving to another node; requests for them wait for the event.
         self._handing_over: dict[int, asyncio.Event] = {}
+        # Of queues in stores beside the first: the membership epoch there at the time of the claim.
+        self._standings: dict[int, int | None] = {}
+        self._adopting: asyncio.Task[None] | None = None
 
     @property
-    def searches(self) -> Iterable[asyncio.Task[Replica | str]]:
-        """Lookups that are running; the node cancels them when it stops."""
-        return self._routing.values()
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """Tasks that are running; the node cancels them when it stops."""
+        adopting = [] if self._adopting is None else [self._adopting]
+        return [*self._routing.values(), *adopting]
+
+    async def lease_renewed(self) -> None:
+        """Claim queues without an owner, and fence those whose own store has lost our lease."""
+        is_adopting = self._adopting is not None and not self._adopting.done()
+        if self._context.identity.machine_id is None and not is_adopting:
+            # As a task of its own: loading a large queue takes longer than a lease lasts.
+            self._adopting = asyncio.create_task(self.adopt())
+        store = self._context.store
+        for queue_id, joined in list(self._standings.items()):
+            replica = self.replicas.get(queue_id)
+            if replica is not None and store.membership_epoch(queue_id) not in (None, joined):
+                replica.fence(StaleEpoch("this node lost its lease in the queue's store"))
+
+    def lease_lost(self) -> None:
+        """Drop all queues: other nodes may own them by now."""
+        for replica in list(self.replicas.values()):
+            replica.fence(StaleEpoch("this node lost its lease"))
 
     async def adopt(self) -> None:
         """Claim the queues that no live node owns."""
         with contextlib.suppress(TidegateError):
-            for queue_id in await self._node.store.orphans():
+            for queue_id in await self._context.store.orphans():
                 with contextlib.suppress(TidegateError):
                     await self.route(queue_id)
 
@@ -88,46 +117,76 @@ class Ownership:
         leaving = self._handing_over.get(queue_id)
         if leaving is not None:
             await leaving.wait()
-        location = await self._node.store.locate(queue_id)
+        location = await self._context.store.locate(queue_id)
         if location is None:
             raise QueueNotExisting(f"no queue {queue_id}")
-        if location.alive and location.owner != self._node.member_id:
+        if location.alive and location.owner != self._context.identity.member_id:
             assert location.address is not None
             return location.address
-        if self._node.stopping:
+        if self._context.tasks.stopping:
             raise Unavailable("this node is going away")
         replica = self.replicas.get(queue_id)
         if replica is not None:
             return replica
-        claimed_at = self._node.clock.monotonic()
-        claim = await self._node.store.claim(queue_id, self._node.member_id)
+        claimed_at = self._context.clock.monotonic()
+        claim = await self._context.store.claim(queue_id, self._context.identity.member_id)
         if claim is None:
             raise Unavailable(f"queue {location.queue.title} is being taken over: try again")
-        replica = self._node.replica_of(location.queue, claim.epoch)
+        replica = self._create_replica(location.queue, claim.epoch)
         if location.queue.alias_id or location.queue.elastic:
             await self._finish_moves(replica)
         await replica.load()
-        await self._node.aliases.owned(replica)
+        for fit in self._context.events.queue_claimed:
+            await fit(replica)
         if replica.fenced:
             raise StaleEpoch(f"queue {location.queue.title} was taken over")
         self.replicas[queue_id] = replica
-        replica.on_policy = lambda: self._note_goal(replica)
-        self._note_goal(replica)
-        if self._node.recording is not None:
-            self._node.recording.owned(
-                replica,
-                from_member=location.owner,
-                duration_s=self._node.clock.monotonic() - claimed_at,
-            )
+        self.note_goal(replica)
+        duration_s = self._context.clock.monotonic() - claimed_at
+        for listener in self._context.events.queue_served:
+            listener(replica, location.owner, duration_s)
         log.info("owns queue", extra={"queue": location.queue.name, "epoch": claim.epoch})
         return replica
+
+    def _create_replica(self, info: QueueInfo, epoch: int) -> Replica:
+        """Create the replica of a queue that this node has claimed under `epoch`."""
+        context = self._context
+        return Replica(
+            info,
+            epoch,
+            store=context.store,
+            writer=self._writers.writer(info.queue_id),
+            settler=self._writers.settler(info.queue_id),
+            budget=context.budget,
+            limits=context.limits,
+            clock=context.clock,
+            may_deliver=self._may_deliver_from(info.queue_id),
+            events=context.events,
+        )
+
+    def _may_deliver_from(self, queue_id: int) -> Callable[[], bool]:
+        """Return the check for deliveries from a queue.
+
+        For a queue in another store, the lease there must be the one under which it was claimed.
+        """
+        lease = self._lease
+        if not queue_id >> STORE_SHIFT:
+            return lease.may_deliver
+        store = self._context.store
+        joined = self._standings[queue_id] = store.membership_epoch(queue_id)
+
+        def may_deliver() -> bool:
+            stands = joined is not None and store.membership_epoch(queue_id) == joined
+            return stands and lease.may_deliver()
+
+        return may_deliver
 
     async def _finish_moves(self, replica: Replica) -> None:
         """Finish the transfers that a former owner of the queue has begun.
 
         Afterwards each message is either in this queue or in the other one.
         """
-        store = self._node.store
+        store = self._context.store
         try:
             while await store.finish_moves(replica.info.queue_id, replica.epoch):
                 pass  # There may be more
@@ -136,13 +195,13 @@ class Ownership:
             # result. Until then the messages are in neither queue.
             log.warning("moves from %s are not finished yet: %s", replica.info.name, failure)
             replica.outgoing.has_open_moves = True
-            self._node.do_soon(self._finish_moves_later(replica))
+            self._context.tasks.do_soon(self._finish_moves_later(replica))
 
     async def _finish_moves_later(self, replica: Replica) -> None:
         while not replica.fenced:
             await asyncio.sleep(_FINISH_MOVES_S)
             with contextlib.suppress(RetryLater):
-                if await self._node.store.finish_moves(replica.info.queue_id, replica.epoch):
+                if await self._context.store.finish_moves(replica.info.queue_id, replica.epoch):
                     # Messages have come back. Loading the queue again finds them and finishes the
                     # remaining transfers.
                     replica.fence(StaleEpoch(f"queue {replica.info.title} is loaded anew"))
@@ -151,15 +210,13 @@ class Ownership:
                 return
 
     def remove(self, replica: Replica) -> None:
-        self._node.aliases.disowned(replica)
-        if self._node.recording is not None:
-            self._node.recording.disowned(replica)
+        """Remove a replica that this node serves no more."""
         if self.replicas.get(replica.info.queue_id) is replica:
             del self.replicas[replica.info.queue_id]
-            self._note_goal(replica)
+            self.note_goal(replica)
             log.info("no longer owns queue", extra={"queue": replica.info.name})
 
-    def _note_goal(self, replica: Replica) -> None:
+    def note_goal(self, replica: Replica) -> None:
         """Update `with_prefetch_goal` after a replica came, left or changed its policy."""
         queue_id = replica.info.queue_id
         if self.replicas.get(queue_id) is replica and replica.context.policy.prefetch is not None:
@@ -175,7 +232,7 @@ class Ownership:
         found = await self.route(queue_id)
         if isinstance(found, Replica):
             return found
-        await self._node.node_clients.ask_for(found, queue_id, self._node.member_id)
+        await self._clients.ask_for(found, queue_id, self._context.identity.member_id)
         searching = self._routing.get(queue_id)
         if searching is not None:
             # A lookup that began before the queue was released may still find the old owner.
@@ -191,16 +248,16 @@ class Ownership:
         if isinstance(found, Replica):
             await self.delete_queue(found)
         else:
-            await self._node.node_clients.delete_queue(found, queue_id)
+            await self._clients.delete_queue(found, queue_id)
 
     async def transfer_ownership(self, replica: Replica, member_id: int) -> None:
         """Give a queue to another node after everything accepted is on disk.
 
         Raises `InvalidValue` if that node is not alive, or if the queue is transient and not empty.
         """
-        if member_id == self._node.member_id:
+        if member_id == self._context.identity.member_id:
             return
-        alive = {m.member_id: m for m in await self._node.store.members() if m.alive}
+        alive = {m.member_id: m for m in await self._context.store.members() if m.alive}
         if member_id not in alive:
             raise InvalidValue(f"no living member {member_id}; there are {sorted(alive)}")
         if not replica.info.durable and not replica.is_empty:
@@ -210,7 +267,7 @@ class Ownership:
         async with self._taking_out(replica):
             try:
                 await replica.quiesce()
-                released = await self._node.store.release(
+                released = await self._context.store.release(
                     replica.info.queue_id, replica.epoch, member_id
                 )
             finally:
@@ -221,7 +278,7 @@ class Ownership:
     async def delete_queue(self, replica: Replica) -> None:
         async with self._taking_out(replica):
             try:
-                deleted = await self._node.store.delete_queue(replica.info.queue_id)
+                deleted = await self._context.store.delete_queue(replica.info.queue_id)
             except TidegateError:
                 replica.fence(StaleEpoch(f"queue {replica.info.title} may be deleted: ask again"))
                 raise
@@ -237,7 +294,7 @@ class Ownership:
             raise NotOwner(f"queue {replica.info.title} is leaving already: ask again")
         gone = self._handing_over[queue_id] = asyncio.Event()
         del self.replicas[queue_id]
-        self._note_goal(replica)
+        self.note_goal(replica)
         try:
             yield
         finally:
@@ -255,50 +312,48 @@ class Ownership:
 class NodeLease:
     """This node's entry in the membership table and its lease."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self.member_id = 0
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._tasks = context.tasks
+        self._identity = context.identity
         self._alive_until = 0.0
+        self._has_joined = False
         # Whether the store answered when the lease was last to be renewed.
         self._store_answers = True
-        # Of queues in stores beside the first: the membership epoch there at the time of the claim.
-        self._standings: dict[int, int | None] = {}
-        self._adopting: asyncio.Task[None] | None = None
         # Whether the machine that we are on is still known to have the member that we were.
         self._machine_is_behind = False
 
     async def join(self) -> None:
-        node = self._node
-        asked_at = node.clock.monotonic()
-        self.member_id = await node.store.join(node.name, node.address, node.limits.lease_s)
-        self._alive_until = asked_at + node.limits.lease_s
-        self._machine_is_behind = node.machine_id is not None
+        identity, limits = self._identity, self._context.limits
+        asked_at = self._clock.monotonic()
+        identity.member_id = await self._context.store.join(
+            identity.name, identity.address, limits.lease_s
+        )
+        self._alive_until = asked_at + limits.lease_s
+        self._machine_is_behind = identity.machine_id is not None
         await self._tell_machine()
+        self._has_joined = True
 
     async def _tell_machine(self) -> None:
         """Store this node's new member id with its machine.
 
         The leader soon gives up a machine whose node is not a living member.
         """
-        node = self._node
-        if not self._machine_is_behind or node.machine_id is None:
+        machine_id = self._identity.machine_id
+        if not self._machine_is_behind or machine_id is None:
             return
-        if not await node.store.machine_joined(node.machine_id, self.member_id):
+        if not await self._context.store.machine_joined(machine_id, self._identity.member_id):
             # The process that started this node asks for the machine too, and ends the node.
-            log.warning("nobody wants machine %d any more", node.machine_id)
+            log.warning("nobody wants machine %d any more", machine_id)
         self._machine_is_behind = False
 
     async def leave(self) -> None:
         try:
-            async with asyncio.timeout(self._node.limits.lease_s):
-                await self._node.store.leave(self.member_id)
+            async with asyncio.timeout(self._context.limits.lease_s):
+                await self._context.store.leave(self._identity.member_id)
         except (TimeoutError, TidegateError) as failure:
             log.warning("left without saying so: %s", failure or "no answer")
-
-    @property
-    def tasks(self) -> list[asyncio.Task[None]]:
-        """Tasks that are running; the node cancels them when it stops."""
-        return [] if self._adopting is None else [self._adopting]
 
     # State
 
@@ -307,28 +362,15 @@ class NodeLease:
 
         A paused process may resume after its lease has expired.
         """
-        node = self._node
-        return node.clock.monotonic() < self._alive_until and not node.stopping
-
-    def may_deliver_from(self, queue_id: int) -> Callable[[], bool]:
-        """Return the check for deliveries from a queue.
-
-        For a queue in another store, the lease there must be the one under which it was claimed.
-        """
-        if not queue_id >> STORE_SHIFT:
-            return self.may_deliver
-        store = self._node.store
-        joined = self._standings[queue_id] = store.membership_epoch(queue_id)
-
-        def may_deliver() -> bool:
-            stands = joined is not None and store.membership_epoch(queue_id) == joined
-            return stands and self.may_deliver()
-
-        return may_deliver
+        return self._clock.monotonic() < self._alive_until and not self._tasks.stopping
 
     def why_not_ready(self) -> str | None:
         """Return why clients should not be sent to this node, or None if it is ready."""
-        if self._node.clock.monotonic() >= self._alive_until:
+        if self._tasks.stopping:
+            return "draining: the node is about to stop"
+        if not self._has_joined:
+            return "starting"
+        if self._clock.monotonic() >= self._alive_until:
             return "the node's lease has lapsed: it could not be renewed in the store"
         # This text is shown without a login. The log has the details.
         return None if self._store_answers else "the store does not answer"
@@ -338,7 +380,7 @@ class NodeLease:
     async def renew_forever(self) -> None:
         """Renew the lease every third of it: two renewals may fail before it expires."""
         while True:
-            await asyncio.sleep(self._node.limits.lease_s / 3)
+            await asyncio.sleep(self._context.limits.lease_s / 3)
             try:
                 await self._renew()
             except TidegateError as failure:
@@ -349,36 +391,25 @@ class NodeLease:
                 log.exception("a bug while renewing the lease")
 
     async def _renew(self) -> None:
-        node = self._node
-        asked_at = node.clock.monotonic()
-        renewed = await node.store.renew(self.member_id, node.limits.lease_s)
+        limits = self._context.limits
+        asked_at = self._clock.monotonic()
+        renewed = await self._context.store.renew(self._identity.member_id, limits.lease_s)
         self._store_answers = True
         if renewed:
-            self._alive_until = asked_at + node.limits.lease_s
+            self._alive_until = asked_at + limits.lease_s
             # The store may have gone away between our coming back and this.
             await self._tell_machine()
         else:
             await self._start_over()
-        if node.machine_id is None and (self._adopting is None or self._adopting.done()):
-            # As a task of its own: loading a large queue takes longer than a lease lasts.
-            self._adopting = asyncio.create_task(node.ownership.adopt())
-        self._fence_the_lost()
-        await node.sessions.leave_the_dead()
-
-    def _fence_the_lost(self) -> None:
-        """Fence queues in other stores in which this node has lost its lease."""
-        node = self._node
-        for queue_id, joined in list(self._standings.items()):
-            replica = node.replicas.get(queue_id)
-            if replica is not None and node.store.membership_epoch(queue_id) not in (None, joined):
-                replica.fence(StaleEpoch("this node lost its lease in the queue's store"))
+        for listener in self._context.events.lease_renewed:
+            await listener()
 
     async def _start_over(self) -> None:
         """Drop all queues and join again after this node was declared dead."""
-        node = self._node
+        events = self._context.events
         log.error("this node was declared dead and starts over")
-        for replica in list(node.replicas.values()):
-            replica.fence(StaleEpoch("this node lost its lease"))
+        for lost in events.lease_lost:
+            lost()
         await self.join()
-        if node.recording is not None:
-            node.recording.event("rejoin", str(self.member_id), {"address": node.address})
+        for listener in events.rejoined:
+            listener()

@@ -14,7 +14,7 @@ from operator import sub
 from typing import TYPE_CHECKING
 
 from tidegate.broker.batch import Batch, SegmentBuilder
-from tidegate.broker.stats import RequestSamples, process_cpu_s, process_memory_bytes, ready_for_s
+from tidegate.broker.stats import process_cpu_s, process_memory_bytes, ready_for_s
 from tidegate.core.segment import Segment
 from tidegate.core.store import Clock
 from tidegate.queueing.spans import Span
@@ -22,9 +22,9 @@ from tidegate.telemetry.meters import BUCKETS, AdaptiveSampler, Histogram
 from tidegate.telemetry.recorder import Recorder, Row
 
 if TYPE_CHECKING:
-    from tidegate.broker.context import ReplicaContext
+    from tidegate.broker.context import NodeContext, ReplicaContext
     from tidegate.broker.dispatch import Consumer, Dispatch
-    from tidegate.broker.node import Node
+    from tidegate.broker.listener import Sessions
     from tidegate.broker.replica import Replica
 
 
@@ -37,32 +37,38 @@ _QUEUES_PER_TURN = 50
 class NodeRecorder:
     """Records the rows of one node."""
 
-    def __init__(self, node: Node, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        context: NodeContext,
+        recorder: Recorder,
+        sessions: Sessions,
+        replicas: Mapping[int, Replica],
+    ) -> None:
         options = recorder.options
         self.recorder = recorder
-        self._node = node
-        self._clock = node.clock
+        self._identity = context.identity
+        self._clock = context.clock
         self._samplers: dict[Replica, QueueSampler] = {}
-        self._node_sampler = NodeSampler(node)
+        self._node_sampler = NodeSampler(context, sessions, replicas)
         self._dropped_told = 0
         self._watched: WatchedCount | None = None
         # Collects single requests of all connections; None: not recorded.
         self.requests: RequestSamples | None = None
         if options.lifecycles_per_s:
             sampler = AdaptiveSampler(options.lifecycles_per_s, interval_s=options.interval_s)
-            self._watched = WatchedCount(sampler, node.clock)
+            self._watched = WatchedCount(sampler, context.clock)
         if options.requests_per_s:
             sampler = AdaptiveSampler(options.requests_per_s, interval_s=options.interval_s)
             self.requests = RequestSamples(sampler)
 
     def start(self) -> None:
         self._node_sampler.start()
-        self.recorder.start(self._node.name)
-        self.event("join", str(self._node.member_id), {"address": self._node.address})
+        self.recorder.start(self._identity.name)
+        self.event("join", str(self._identity.member_id), {"address": self._identity.address})
 
     async def stop(self) -> None:
         """Record the last rows and stop the recorder."""
-        self.event("leave", str(self._node.member_id), {"address": self._node.address})
+        self.event("leave", str(self._identity.member_id), {"address": self._identity.address})
         await self.sample()
         await asyncio.to_thread(self.recorder.stop)
 
@@ -98,9 +104,9 @@ class NodeRecorder:
             # Otherwise this row is dropped too, and the next one reports it.
             self._dropped_told = dropped
         if self._watched is not None:
-            self.recorder.add("lifecycles", self._watched.tick(self._node.name, now, at_us))
+            self.recorder.add("lifecycles", self._watched.tick(self._identity.name, now, at_us))
         if self.requests is not None:
-            self.recorder.add("requests", self.requests.tick(self._node.name, now, at_us))
+            self.recorder.add("requests", self.requests.tick(self._identity.name, now, at_us))
 
     def _sample_queues(self, samplers: list[QueueSampler]) -> None:
         now, wall_s, at_us = self._now()
@@ -127,21 +133,28 @@ class NodeRecorder:
             event, subject, at_s=self._clock.wall(), duration_s=duration_s, detail=detail
         )
 
-    def owned(self, replica: Replica, *, from_member: int | None, duration_s: float) -> None:
+    def owned(self, replica: Replica, from_member: int | None, duration_s: float) -> None:
         """Begin to sample a queue that this node has claimed."""
         context = replica.context
         now = self._clock.monotonic()
         interval_s = self.recorder.options.interval_s
         self._samplers[replica] = QueueSampler(
-            self._node.name, context, replica.dispatch, now, interval_s
+            self._identity.name, context, replica.dispatch, now, interval_s
         )
-        if self._watched is not None:
-            context.watch = LifecycleRecorder(context.logical_name, self._watched)
-        taken = from_member not in (None, self._node.member_id)
+        watched = self._watched
+        replica.set_recorder(
+            lifecycles=None if watched is None else LifecycleRecorder(context.logical_name, watched)
+        )
+        taken = from_member not in (None, self._identity.member_id)
         detail = {"epoch": str(context.epoch)}
         if taken:
             detail["from_member"] = str(from_member)
         self.event("takeover" if taken else "own", context.info.name, detail, duration_s)
+
+    def rejoined(self) -> None:
+        """Record that this node, declared dead before, has a new member id."""
+        identity = self._identity
+        self.event("rejoin", str(identity.member_id), {"address": identity.address})
 
     def disowned(self, replica: Replica) -> None:
         """Record the last sample of a queue that this node no longer owns."""
@@ -251,7 +264,6 @@ class QueueSampler:
         self._interval_s = interval_s
         self._names = (node, context.logical_name, context.info.number, context.epoch)
         self._consumers: dict[Consumer, ConsumerSampler] = {}
-        dispatch.holders.departed = []
         # What the last interval brought.
         self.since: tuple[int, ...] = ()
         self.consumers = 0
@@ -260,7 +272,6 @@ class QueueSampler:
         self._dispatch = dispatch
         self._sampled_at = now
         self._totals = (0,) * len(self._read_totals())
-        context.producers = set()
         # Producers that have put within the last interval.
         self.producers: set[int] = set()
         self._wait = HistogramSampler(context.meters.wait)
@@ -353,8 +364,12 @@ class QueueSampler:
 class NodeSampler:
     """Samples the process."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self, context: NodeContext, sessions: Sessions, replicas: Mapping[int, Replica]
+    ) -> None:
+        self._context = context
+        self._sessions = sessions
+        self._replicas = replicas
         self._sampled_at = 0.0
         self._totals: tuple[float, ...] = ()
         # Sums over the queues that were sampled since.
@@ -364,7 +379,7 @@ class NodeSampler:
         self._readers = 0
 
     def start(self) -> None:
-        self._sampled_at = self._node.clock.monotonic()
+        self._sampled_at = self._context.clock.monotonic()
         self._totals = self._read_totals()
 
     def count(self, sampler: QueueSampler) -> None:
@@ -376,44 +391,94 @@ class NodeSampler:
         self._readers += sampler.readers
 
     def _read_totals(self) -> tuple[float, ...]:
-        node = self._node
-        commits, messages, commit_s = node.stats.committed
+        meters = self._context.meters
         return (
-            node.packets_in,
-            node.packets_out,
-            commits,
-            messages,
-            commit_s,
+            meters.packets_in,
+            meters.packets_out,
+            meters.commits.count,
+            meters.committed_messages,
+            meters.commits.sum_s,
             process_cpu_s(),
         )
 
     def sample(self, at_us: int, now: float, rows_dropped: int) -> Row:
         """Return a row of `node_samples`."""
-        node = self._node
+        context = self._context
         totals = self._read_totals()
         *since, cpu_s = map(sub, totals, self._totals)
         row = (
             at_us,
             now - self._sampled_at,
-            node.name,
+            context.identity.name,
             "node",
-            node.member_id,
-            len(node.sessions),
+            context.identity.member_id,
+            len(self._sessions),
             len(self._producers),
             self._consumers,
             self._readers,
-            len(node.replicas),
+            len(self._replicas),
             *self._moved,
             *since,
             process_memory_bytes(),
             cpu_s,
-            node.budget.used_bytes,
+            context.budget.used_bytes,
             rows_dropped,
         )
         self._totals, self._sampled_at = totals, now
         self._moved, self._producers = [0, 0, 0], set()
         self._consumers = self._readers = 0
         return row
+
+
+# Collects the phases of one in N requests for the lake.
+
+
+# End of the previous answer, arrived, parsed, ready, and end of this answer; in seconds.
+Cuts = tuple[float, float, float, float, float]
+
+
+class RequestSamples:
+    """Collects the phases of one in N requests for the lake."""
+
+    __slots__ = ("_sampler", "_taken", "skip")
+
+    def __init__(self, sampler: AdaptiveSampler) -> None:
+        self._sampler = sampler
+        # Collected since the last tick; rows are made for many at a time.
+        self._taken: list[tuple[type | None, int, Cuts, bool]] = []
+        # How many requests to skip before the next one is collected.
+        self.skip = sampler.skip
+
+    def take(self, verb: type | None, cuts: Cuts, *, for_message: bool) -> None:
+        """Collect the request that was just answered."""
+        self._taken.append((verb, self._sampler.one_by_one(), cuts, for_message))
+        self.skip = self._sampler.skip
+
+    def tick(self, node: str, now: float, now_us: int) -> list[Row]:
+        """End an interval: return the rows of the collected requests."""
+        self._sampler.skip = self.skip
+        self._sampler.tick()
+        self.skip = self._sampler.skip
+        taken, self._taken = self._taken, []
+        return [
+            (now_us - int(1e6 * (now - cuts[-1])), node, *_phases(verb, weight, cuts, for_message))
+            for verb, weight, cuts, for_message in taken
+        ]
+
+
+def _phases(verb: type | None, weight: int, cuts: Cuts, for_message: bool) -> Row:
+    before_us, arrived_us, parsed_us, ready_us, ended_us = (1e6 * cut for cut in cuts)
+    waited_us = ready_us - parsed_us
+    return (
+        "" if verb is None else verb.__name__,
+        float(weight),
+        arrived_us - before_us,
+        parsed_us - arrived_us,
+        0.0 if for_message else waited_us,
+        waited_us if for_message else 0.0,
+        ended_us - ready_us,
+        ended_us - before_us,
+    )
 
 
 # Records the lifecycles of sampled messages, from arrival to end.

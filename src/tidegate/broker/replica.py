@@ -10,7 +10,7 @@ the epoch of the claim, limits and meters.
              SpillReader: segments that memory cannot hold
 
 - `Intake` collects the batches of producers into segments. `Writer` commits them, then
-  `Replica._admit` adds them to the queue and the producers get their confirmations.
+  `Replica.admit` adds them to the queue and the producers get their confirmations.
 - `Dispatch` delivers ready messages to consumers and to pending reads.
 - `Settling` collects acknowledgements and failures. `Settler` commits them.
 - `SpillReader` and `DelayedReader` read segments back from the store before their turn.
@@ -44,10 +44,10 @@ from collections.abc import Callable
 from itertools import chain
 
 from tidegate.broker.batch import segment_assignments
-from tidegate.broker.context import ReplicaContext
+from tidegate.broker.context import NodeEvents, RateLimiter, ReplicaContext
 from tidegate.broker.dispatch import Dispatch
 from tidegate.broker.intake import Intake
-from tidegate.broker.recording import DROPPED, MOVED
+from tidegate.broker.recording import DROPPED, MOVED, LifecycleRecorder
 from tidegate.broker.settling import Settling
 from tidegate.broker.stats import SummaryStatsCache, detailed_stats
 from tidegate.core.errors import NotOwner, QueueNotExisting, TidegateError
@@ -55,10 +55,9 @@ from tidegate.core.model import DeathReason, IdRange, Overflow, QueueInfo, Queue
 from tidegate.core.runtime import NodeLimits
 from tidegate.core.segment import Budget, Segment
 from tidegate.core.store import Clock, Settlement, Store
-from tidegate.core.topology import ASSIGNMENT_SLOTS
-from tidegate.queueing import MessageEvent
+from tidegate.core.topology import ASSIGNMENT_SLOTS, Topology
 from tidegate.queueing.lanes import NO_ID
-from tidegate.queueing.spans import Span
+from tidegate.queueing.spans import MessageEvent, Span
 from tidegate.storage.writer import Settler, Writer
 from tidegate.telemetry.meters import QueueMeters
 from tidegate.telemetry.stats import QueueStats
@@ -81,9 +80,9 @@ class Replica:
         limits: NodeLimits,
         clock: Clock,
         may_deliver: Callable[[], bool],
-        on_fenced: Callable[[Replica], None],
-        give_up: Callable[[Replica, list[Span], DeathReason, str | None], None],
+        events: NodeEvents,
     ) -> None:
+        self._events = events
         self._context = ReplicaContext(
             info,
             epoch,
@@ -92,18 +91,13 @@ class Replica:
             limits=limits,
             clock=clock,
             may_deliver=may_deliver,
+            listener=self,
         )
-        self._context.fence = self.fence
-        self._context.dead_letter = lambda spans, reason, error: give_up(self, spans, reason, error)
-        self._on_fenced = on_fenced
+        self.intake = Intake(self._context, writer)
         self._settling = Settling(self._context, settler)
-        self.dispatch = Dispatch(
-            self._context, self._settling, lambda found: self.intake.without_under_way(found)
-        )
-        self.intake = Intake(self._context, writer, self._admit)
-        self._context.on_space_freed = self.intake.on_space_freed
+        self.dispatch = Dispatch(self._context, self.intake, self._settling)
         self.by_id = BrowseHandlers(self._context, self.dispatch, self._settling)
-        self.outgoing = OutgoingTransfers(self._context, self.dispatch, self._settling)
+        self.outgoing = OutgoingTransfers(self._context, self.intake, self.dispatch, self._settling)
         self.assignments = ReplicaAssignments(
             self._context, self.intake, self.dispatch, self.outgoing
         )
@@ -111,10 +105,6 @@ class Replica:
         # Held while a transfer or a purge runs: a purge must not run between the steps of a
         # transfer.
         self.exchanging = asyncio.Lock()
-        # Called when a message became ready; set by `LogicalQueues`.
-        self.on_ready: Callable[[], None] = lambda: None
-        # Called when the policy has changed; set by `Ownership`.
-        self.on_policy: Callable[[], None] = lambda: None
 
     @property
     def context(self) -> ReplicaContext:
@@ -150,7 +140,7 @@ class Replica:
     def lease_s(self) -> float:
         return self._context.lease_s
 
-    def _admit(self, segment: Segment) -> None:
+    def admit(self, segment: Segment) -> None:
         """Add a stored segment to the queue, in memory if there is room.
 
         Otherwise it stays in the store until its turn is near.
@@ -170,7 +160,9 @@ class Replica:
             self.dispatch.serve(segment.receivers)
         else:
             self.dispatch.spilled(segment)
-        self.on_ready()
+        if context.info.elastic:
+            for listener in self._events.forwarding_due:
+                listener(self)
         if context.policy.overflow is Overflow.DROP:
             self._shed()
 
@@ -213,7 +205,13 @@ class Replica:
         context.queue.in_memory.clear()
         if context.watch is not None:
             context.watch.over()
-        self._on_fenced(self)
+        for listener in self._events.queue_released:
+            listener(self)
+
+    def dead_letter(self, spans: list[Span], reason: DeathReason, error: str | None) -> None:
+        """Move messages, already taken out of the queue, to its dead letters."""
+        for listener in self._events.messages_given_up:
+            listener(self, spans, reason, error)
 
     async def quiesce(self) -> None:
         """End all consumers, then wait until everything accepted is on disk.
@@ -227,7 +225,46 @@ class Replica:
             self._settling.hurry()
             await asyncio.sleep(_DRAIN_POLL_S)
 
-    def become_elastic(self, elastic: bool) -> None:
+    # The topology and the recorder
+
+    def apply_topology(self, topology: Topology | None) -> None:
+        """Apply the topology of the logical queue: assigned slots, stores and rate limit.
+
+        `None` means that the queue is a plain queue from now on. The caller has read the dedup ids
+        of slots that are new to this replica.
+        """
+        context = self._context
+        if topology is None:
+            context.assignments = None
+            self._become_elastic(False)
+        elif context.info.alias_id:
+            context.spans_stores = len({place.store_number for place in topology.replicas}) > 1
+            context.assignments = topology.homes
+            self._limit_rate(topology.scaling.rate_max_per_s)
+            self.assignments.freeze()
+        else:
+            if context.assignments != topology.homes:
+                context.assignments = topology.homes
+                self.intake.assignments.changed()
+            self._become_elastic(True)
+
+    def _limit_rate(self, rate_max_per_s: float | None) -> None:
+        context = self._context
+        if rate_max_per_s is None:
+            context.rate_limiter = None
+        elif context.rate_limiter is None or context.rate_limiter.per_s != rate_max_per_s:
+            context.rate_limiter = RateLimiter(rate_max_per_s, context.clock.monotonic())
+
+    def set_recorder(self, *, lifecycles: LifecycleRecorder | None) -> None:
+        """Note producers and departed consumers for the telemetry recorder from now on.
+
+        `lifecycles` records the lifecycles of messages; `None` means that none are recorded.
+        """
+        self._context.watch = lifecycles
+        self._context.producers = set()
+        self.dispatch.holders.departed = []
+
+    def _become_elastic(self, elastic: bool) -> None:
         """Set whether replicas hold the messages of this queue from now on.
 
         If they do, all consumers and reads end here and come back at a replica.
@@ -255,7 +292,8 @@ class Replica:
         if not await context.store.set_policy(self.info.queue_id, policy, before):
             raise QueueNotExisting(f"no queue {self.info.title}")
         context.set_policy(policy)
-        self.on_policy()
+        for listener in self._events.policy_changed:
+            listener(self)
         self.intake.on_space_freed()
         self.dispatch.serve_all()
 
@@ -326,7 +364,7 @@ class Replica:
         self.dispatch.later.release()
         self.dispatch.dispatch()
         # Messages may have expired or been purged, which makes room even if none is delivered.
-        self._context.on_space_freed()
+        self.intake.on_space_freed()
 
     def tick_rates(self, now: float) -> None:
         self._context.meters.tick(now)
@@ -472,8 +510,11 @@ class ReplicaAssignments:
 class OutgoingTransfers:
     """Takes messages out of one replica and records what became of them."""
 
-    def __init__(self, context: ReplicaContext, dispatch: Dispatch, settling: Settling) -> None:
+    def __init__(
+        self, context: ReplicaContext, intake: Intake, dispatch: Dispatch, settling: Settling
+    ) -> None:
         self._context = context
+        self._intake = intake
         self._dispatch = dispatch
         self._settling = settling
         # First ids of whole segments that are being transferred; a purge must leave them alone.
@@ -522,7 +563,7 @@ class OutgoingTransfers:
             self._context.queue.done(span, MessageEvent.MOVED)
         self._context.meters.handed_over.add(sum(map(len, spans)))
         self._dispatch.serve_all()
-        self._context.on_space_freed()
+        self._intake.on_space_freed()
 
     def settlement_of(self, spans: list[Span]) -> Settlement | None:
         """Return what to store when these messages leave; None for a transient queue."""
@@ -553,7 +594,7 @@ class OutgoingTransfers:
             if finished and span.segment.first_id not in written:
                 self._settling.note_done(span, True)
         self._dispatch.serve_all()
-        self._context.on_space_freed()
+        self._intake.on_space_freed()
 
     def drop(self, spans: list[Span], outcome: str = DROPPED) -> None:
         """Settle messages that were given up and go nowhere, or are in their target already."""
@@ -562,7 +603,7 @@ class OutgoingTransfers:
         self._context.note_ended(spans, outcome)
         for span in spans:
             self._settling.note_done(span, self._context.queue.done(span, MessageEvent.MOVED))
-        self._context.on_space_freed()
+        self._intake.on_space_freed()
 
 
 # Messages by their ids: browsed, listed and acknowledged without a lease.

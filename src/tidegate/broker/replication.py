@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tidegate.broker.batch import segment_assignments
-from tidegate.broker.context import RateLimiter
 from tidegate.broker.replica import Replica
 from tidegate.broker.transfer import MOVE_COUNT_MAX, split_segments
 from tidegate.core.errors import (
@@ -44,8 +43,11 @@ from tidegate.protocol.cluster import (
 )
 
 if TYPE_CHECKING:
-    from tidegate.broker.node import Node
+    from tidegate.broker.context import NodeContext
+    from tidegate.broker.ownership import Ownership
+    from tidegate.broker.relay import NodeClients
     from tidegate.broker.session import Session
+    from tidegate.broker.transfer import SegmentTransfer
 
 
 # Assigned to no replica: a producer that puts to all of them, or a member that waits for one.
@@ -292,12 +294,41 @@ _IDLE_POLL_S = 2.0
 _POLLS_PER_CHECK = 4
 
 
-class LogicalQueues:
-    """The topologies that a node knows, and its part in them."""
+class Topologies:
+    """The topologies that a node knows, by the id of their logical queue."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._topologies: dict[int, Topology] = {}
+    def __init__(self) -> None:
+        self.known: dict[int, Topology] = {}
+
+    def of(self, info: QueueInfo) -> Topology | None:
+        """Return the topology of the logical queue that `info` belongs to, if known."""
+        return self.known.get(info.alias_id or info.queue_id)
+
+    def with_both(self, queue_id: int, other_id: int) -> Topology | None:
+        """Return the topology to which both queues belong; None if there is none."""
+        for topology in self.known.values():
+            ids = {topology.queue_id, *(place.queue_id for place in topology.replicas)}
+            if queue_id in ids and other_id in ids and queue_id != other_id:
+                return topology
+        return None
+
+
+class LogicalQueues:
+    """A node's part in logical queues: follows their topologies, and fits its own queues."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        ownership: Ownership,
+        topologies: Topologies,
+        transfer: SegmentTransfer,
+        clients: NodeClients,
+    ) -> None:
+        self._context = context
+        self._ownership = ownership
+        self._topologies = topologies
+        self._transfer = transfer
+        self._clients = clients
         self._version = -1
         # Whether a queue of this node has not been fitted to `_version` yet.
         self._is_behind = False
@@ -323,7 +354,7 @@ class LogicalQueues:
 
     async def _pause(self) -> None:
         """Wait until the next poll; longer if the node has no part in a logical queue."""
-        if self._parts or self._node.machine_id is not None:
+        if self._parts or self._context.identity.machine_id is not None:
             await asyncio.sleep(_POLL_S)
             return
         self._has_part.clear()
@@ -333,13 +364,13 @@ class LogicalQueues:
     async def poll(self, *, again: bool = False) -> None:
         """Read the topologies if the version has changed; with `again` in any case."""
         async with self._looking:
-            version = await self._node.store.topology_version()
+            version = await self._context.store.topology_version()
             if version != self._version or again or self._is_behind:
-                found = await self._node.store.topologies()
-                self._topologies = {topology.queue_id: topology for topology in found}
+                found = await self._context.store.topologies()
+                self._topologies.known = {topology.queue_id: topology for topology in found}
                 self._version = version
                 self._is_behind = False
-                for replica in list(self._node.replicas.values()):
+                for replica in list(self._ownership.replicas.values()):
                     try:
                         await self._fit(replica)
                     except TidegateError as failure:
@@ -355,22 +386,10 @@ class LogicalQueues:
 
     # Queries
 
-    def topology_of(self, info: QueueInfo) -> Topology | None:
-        """Return the topology of the logical queue that `info` belongs to, if known."""
-        return self._topologies.get(info.alias_id or info.queue_id)
-
     async def all_of_them(self) -> tuple[int, list[Topology]]:
         """Return the version and the topologies of all logical queues."""
         await self.poll()
-        return self._version, list(self._topologies.values())
-
-    def topology_with(self, queue_id: int, other_id: int) -> Topology | None:
-        """Return the topology to which both queues belong; None if there is none."""
-        for topology in self._topologies.values():
-            ids = {topology.queue_id, *(place.queue_id for place in topology.replicas)}
-            if queue_id in ids and other_id in ids and queue_id != other_id:
-                return topology
-        return None
+        return self._version, list(self._topologies.known.values())
 
     def logical_queue(self, replica: Replica) -> LogicalQueueState | None:
         """Return the state of a logical queue that this node owns; None if not known."""
@@ -395,9 +414,9 @@ class LogicalQueues:
         info = replica.info
         if info.elastic or info.alias_id:
             queue_id = info.alias_id or info.queue_id
-            topology = await self._node.store.topology(queue_id)
+            topology = await self._context.store.topology(queue_id)
             if topology is not None:
-                self._topologies[queue_id] = topology
+                self._topologies.known[queue_id] = topology
             await self._fit(replica)
 
     def disowned(self, replica: Replica) -> None:
@@ -408,7 +427,6 @@ class LogicalQueues:
             alias.end()
         hand_over = self._hand_overs.pop(replica, None)
         if hand_over is not None:
-            replica.on_ready = _nobody
             hand_over.end()
 
     def forget_session(self, session: Session) -> None:
@@ -417,7 +435,7 @@ class LogicalQueues:
 
     async def _fit(self, replica: Replica) -> None:
         """Fit a queue of this node to its topology."""
-        topology = self.topology_of(replica.info)
+        topology = self._topologies.of(replica.info)
         if replica.fenced:
             return
         if replica.info.alias_id or topology is not None:
@@ -431,8 +449,7 @@ class LogicalQueues:
             if not await self._learns(replica):
                 return
             self.disowned(replica)
-            replica.context.assignments = None
-            replica.become_elastic(False)
+            replica.apply_topology(None)
 
     async def _learns(self, replica: Replica) -> bool:
         """Read the dedup ids that other replicas have stored; False if the queue is lost meanwhile.
@@ -443,13 +460,11 @@ class LogicalQueues:
         return not replica.fenced
 
     async def _fit_alias(self, replica: Replica, topology: Topology) -> None:
-        if replica.context.assignments != topology.homes:
-            # Without assigned slots it stores all messages itself.
-            if not topology.homes and not await self._learns(replica):
-                return
-            replica.context.assignments = topology.homes
-            replica.intake.assignments.changed()
-        replica.become_elastic(True)
+        is_new = replica.context.assignments != topology.homes
+        # Without assigned slots it stores all messages itself.
+        if is_new and not topology.homes and not await self._learns(replica):
+            return
+        replica.apply_topology(topology)
         alias = self._aliases.get(replica)
         if alias is None:
             self._aliases[replica] = LogicalQueueState(topology, self._unacknowledged)
@@ -468,17 +483,10 @@ class LogicalQueues:
             return
         if topology is None or topology.replica(number) is None:
             # The topology known here may be older than the replica.
-            if await self._node.store.locate(replica.info.queue_id) is None:
+            if await self._context.store.locate(replica.info.queue_id) is None:
                 replica.deleted()
             return
-        context.spans_stores = len({place.store_number for place in topology.replicas}) > 1
-        context.assignments = topology.homes
-        replica.assignments.freeze()
-        rate = topology.scaling.rate_max_per_s
-        if rate is None:
-            context.rate_limiter = None
-        elif context.rate_limiter is None or context.rate_limiter.per_s != rate:
-            context.rate_limiter = RateLimiter(rate, context.clock.monotonic())
+        replica.apply_topology(topology)
         if context.queue.in_memory.has_homed or context.queue.spilled.count:
             # Some of its messages may be assigned to another replica by now.
             self.wake_hand_over(replica)
@@ -489,13 +497,18 @@ class LogicalQueues:
             return
         hand_over = self._hand_overs.get(replica)
         if hand_over is None:
-            hand_over = self._hand_overs[replica] = AliasForwarder(self._node, replica)
-            if not replica.info.alias_id:
-                replica.on_ready = hand_over.wake
+            hand_over = self._hand_overs[replica] = AliasForwarder(
+                self._context,
+                replica,
+                self._ownership,
+                self._topologies,
+                self._transfer,
+                self._clients,
+            )
         hand_over.wake()
 
     def _unacknowledged(self, queue_id: int, client_id: int, number: int) -> int | None:
-        replica = self._node.replicas.get(queue_id)
+        replica = self._ownership.replicas.get(queue_id)
         if replica is None:
             return None
         for consumer in replica.dispatch.holders.consumers:
@@ -506,18 +519,18 @@ class LogicalQueues:
     # Replicas assigned to this node's machine
 
     async def _bring_assigned(self) -> None:
-        machine_id = self._node.machine_id
-        if machine_id is None or self._bringing or self._node.stopping:
+        machine_id = self._context.identity.machine_id
+        if machine_id is None or self._bringing or self._context.tasks.stopping:
             return
-        for place in await self._node.store.assigned(machine_id):
-            if place.queue_id not in self._node.replicas:
+        for place in await self._context.store.assigned(machine_id):
+            if place.queue_id not in self._ownership.replicas:
                 task = asyncio.create_task(self._bring(place.queue_id))
                 self._bringing.add(task)
                 task.add_done_callback(self._bringing.discard)
 
     async def _bring(self, queue_id: int) -> None:
         try:
-            await self._node.ownership.bring_here(queue_id)
+            await self._ownership.bring_here(queue_id)
         except TidegateError as failure:
             log.info("replica %s does not come yet: %s", queue_id, failure)
 
@@ -533,10 +546,6 @@ def _is_home_to_more(homes: Sequence[int], before: Sequence[int], number: int) -
         home == number and (index >= len(before) or before[index] != number)
         for index, home in enumerate(homes)
     )
-
-
-def _nobody() -> None:
-    """Do nothing; the callback of a replica without a hand-over."""
 
 
 # Hands the messages of a logical queue over to its replicas.
@@ -558,9 +567,21 @@ _AWAY_S = 1.0
 class AliasForwarder:
     """Hands over the messages of one queue that this node owns."""
 
-    def __init__(self, node: Node, replica: Replica) -> None:
-        self._node = node
+    def __init__(
+        self,
+        context: NodeContext,
+        replica: Replica,
+        ownership: Ownership,
+        topologies: Topologies,
+        transfer: SegmentTransfer,
+        clients: NodeClients,
+    ) -> None:
+        self._identity = context.identity
         self._replica = replica
+        self._ownership = ownership
+        self._topologies = topologies
+        self._transfer = transfer
+        self._clients = clients
         self._woken = asyncio.Event()
         # Replica number -> messages that it got beyond its share; negative: it is owed some.
         self._ahead: dict[int, float] = {}
@@ -594,7 +615,7 @@ class AliasForwarder:
 
     async def _step(self) -> bool:
         """Have replicas take one batch each; return whether anything moved."""
-        topology = self._node.aliases.topology_of(self._replica.info)
+        topology = self._topologies.of(self._replica.info)
         queue = self._replica.context.queue
         if topology is None or self._replica.fenced:
             return False
@@ -671,17 +692,17 @@ class AliasForwarder:
     async def _pull_to(self, place: ReplicaInfo, count: int, homed: bool) -> int:
         """Have the owner of a replica take about `count` messages; return how many."""
         source_id = self._replica.info.queue_id
-        taker = self._node.replicas.get(place.queue_id)
+        taker = self._ownership.replicas.get(place.queue_id)
         if taker is not None:
             try:
                 async with asyncio.timeout(_ANSWER_S):
-                    return await self._node.exchange.pull(taker, source_id, count, homed=homed)
+                    return await self._transfer.pull(taker, source_id, count, homed=homed)
             except TimeoutError:
                 # The transfer itself continues; the other replicas need not wait for it.
                 raise Unavailable(f"the store of replica {place.number} does not answer") from None
-        if place.address is None or place.address == self._node.address:
+        if place.address is None or place.address == self._identity.address:
             raise Unavailable(f"replica {place.number} is on its way")
         pull = Pull(place.queue_id, source_id, count, homed)
-        answer = await self._node.node_clients.request(place.address, pull, _ANSWER_S)
+        answer = await self._clients.request(place.address, pull, _ANSWER_S)
         assert isinstance(answer, PullResponse)
         return answer.count

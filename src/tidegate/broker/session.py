@@ -39,6 +39,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Coroutine, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
@@ -46,9 +47,8 @@ from tidegate.broker.access import UNAUTHENTICATED, Authorizer
 from tidegate.broker.dispatch import DeliveryTarget, PendingRead
 from tidegate.broker.handlers.catalogue import CATALOGUE_HANDLERS
 from tidegate.broker.handlers.messages import QUEUE_HANDLERS
-from tidegate.broker.relay import Relay
+from tidegate.broker.relay import Relay, Relays
 from tidegate.broker.replica import Replica
-from tidegate.broker.stats import RequestCycle
 from tidegate.core.errors import (
     InternalError,
     ModeForbids,
@@ -77,8 +77,133 @@ from tidegate.protocol.packet import Answer, Error, Packet, Request, Run
 from tidegate.protocol.scram import ServerLogin
 
 if TYPE_CHECKING:
-    from tidegate.broker.listener import ConnectionSlot
-    from tidegate.broker.node import Node
+    from tidegate.broker.access import Accounts, QueueNames
+    from tidegate.broker.context import NodeContext
+    from tidegate.broker.dead_letters import DeadLetterMover
+    from tidegate.broker.listener import ConnectionSlot, ConnectionSlots, Sessions
+    from tidegate.broker.ownership import Ownership
+    from tidegate.broker.recording import NodeRecorder, RequestSamples
+    from tidegate.broker.relay import NodeClients
+    from tidegate.broker.replication import LogicalQueues
+    from tidegate.broker.stats import NodeStatsCollector
+    from tidegate.broker.transactions import Publishing, Topics, Transactions
+    from tidegate.broker.transfer import SegmentTransfer
+    from tidegate.telemetry.meters import Histogram, PhaseMeters
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParts:
+    """The parts of a node that sessions and their handlers call.
+
+    A session answers all packets, so it calls most parts. It takes them together. Every other part
+    takes only those that it calls.
+    """
+
+    context: NodeContext
+    accounts: Accounts
+    admission: ConnectionSlots
+    aliases: LogicalQueues
+    dead_letters: DeadLetterMover
+    exchange: SegmentTransfer
+    names: QueueNames
+    node_clients: NodeClients
+    ownership: Ownership
+    publishing: Publishing
+    recording: NodeRecorder | None
+    sessions: Sessions
+    stats: NodeStatsCollector
+    topics: Topics
+    transactions: Transactions
+
+
+# Times the phases of requests of a client that sends one at a time (Telesto's table 5.3).
+#
+#     last answer sent -> wait for client -> arrived -> parse -> parsed
+#         -> wait for the store, or for a message -> ready -> respond -> answer sent
+#
+# A cycle runs from the end of one answer to the end of the next. It is cut at three instants, so
+# the phases add up to the total. Requests that overlap with others have no such cycle and are not
+# counted.
+
+
+class RequestCycle:
+    """Times the request that is being handled on one connection."""
+
+    __slots__ = (
+        "_answered_at",
+        "_counts",
+        "_phases",
+        "_requests",
+        "_unanswered",
+        "_waited",
+        "arrived_at",
+        "parsed_at",
+        "ready_at",
+        "verb",
+    )
+
+    def __init__(self, phases: PhaseMeters, requests: RequestSamples | None = None) -> None:
+        self._phases = phases
+        # Collects single requests for the lake; None: not recorded.
+        self._requests = requests
+        # Type of the packet that is being handled.
+        self.verb: type | None = None
+        self._unanswered = 0
+        self._counts = False
+        self._answered_at = 0.0
+        # When the last packet arrived, and when it was parsed.
+        self.arrived_at = 0.0
+        self.parsed_at = 0.0
+        self._waited: Histogram | None = None
+        # When the awaited commit or message was there; 0: when the answer began.
+        self.ready_at = 0.0
+
+    def asked(self, arrived_at: float, parsed_at: float) -> None:
+        self._unanswered += 1
+        self._counts = self._unanswered == 1 and self._answered_at > 0.0
+        self.arrived_at = arrived_at
+        self.parsed_at = parsed_at
+        if self._counts:
+            self._waited = None
+            self.ready_at = 0.0
+
+    def handled(self, reads: bool) -> None:
+        """Note that the handler has returned; if there is no answer yet, it waits for something."""
+        if self._counts:
+            self._waited = self._phases.wait_message if reads else self._phases.store
+
+    def unanswered(self) -> None:
+        """Note that the request gets no answer, or gets it from another node."""
+        self._unanswered -= 1
+        self._counts = False
+
+    def answered(self, began_at: float, ended_at: float) -> None:
+        # Errors may answer packets that need no answer, and bytes that are no request.
+        self._unanswered = max(self._unanswered - 1, 0)
+        if self._counts:
+            self._counts = False
+            phases = self._phases
+            phases.wait_client.add(self.arrived_at - self._answered_at)
+            phases.parse.add(self.parsed_at - self.arrived_at)
+            ready_at = self.parsed_at
+            if self._waited is not None:
+                ready_at = self.ready_at or began_at
+                self._waited.add(ready_at - self.parsed_at)
+            phases.respond.add(ended_at - ready_at)
+            phases.total.add(ended_at - self._answered_at)
+            requests = self._requests
+            if requests is not None:
+                requests.skip -= 1
+                if requests.skip <= 0:
+                    requests.take(
+                        self.verb,
+                        (self._answered_at, self.arrived_at, self.parsed_at, ready_at, ended_at),
+                        for_message=self._waited is phases.wait_message,
+                    )
+        self._answered_at = ended_at
 
 
 # The transport of a session: bytes to packets, with back-pressure in both directions.
@@ -100,12 +225,17 @@ _READS = (ReadMessage, ReadResponse)
 class SessionTransport(asyncio.Protocol, ABC):
     """One accepted connection; the base class of `Session`."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    def __init__(self, parts: NodeParts) -> None:
+        context, recording = parts.context, parts.recording
+        self.parts = parts
+        self.context = context
+        self._clock = context.clock
+        self._meters = context.meters
+        self._replicas = parts.ownership.replicas
         self.last_heard = 0.0
         self.connected_at = 0.0
         self.cycle = RequestCycle(
-            node.phases, None if node.recording is None else node.recording.requests
+            context.meters.phases, None if recording is None else recording.requests
         )
         # Since when the client has read none of its pending data; None: nothing is pending.
         self._stalled_at: float | None = None
@@ -115,7 +245,7 @@ class SessionTransport(asyncio.Protocol, ABC):
             # Larger than any limit on messages: the node can then refuse a large message with an
             # explanation instead of ending the connection.
             frame_bytes_max=FRAME_BYTES_MAX,
-            frame_before_login_bytes=node.limits.frame_before_login_bytes,
+            frame_before_login_bytes=context.limits.frame_before_login_bytes,
         )
         self._transport: asyncio.Transport | None = None
         self._paused = False
@@ -143,7 +273,7 @@ class SessionTransport(asyncio.Protocol, ABC):
         self._transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
 
     def data_received(self, data: bytes) -> None:
-        self.last_heard = self.node.clock.monotonic()
+        self.last_heard = self._clock.monotonic()
         if self._behind is not None:
             self._behind.append(data)
             return
@@ -151,13 +281,13 @@ class SessionTransport(asyncio.Protocol, ABC):
 
     def _handle_packets(self, events: Iterator[ReceivedPacket | RejectedPacket]) -> None:
         """Handle packets; after `PACKETS_PER_TURN`, schedule the rest and return."""
-        node = self.node
+        clock, meters = self._clock, self._meters
         cycle = self.cycle
-        started = node.clock.monotonic()
+        started = clock.monotonic()
         try:
             for count, event in enumerate(events, 1):
-                node.packets_in += 1
-                cycle.asked(started, node.clock.monotonic())
+                meters.packets_in += 1
+                cycle.asked(started, clock.monotonic())
                 if isinstance(event, RejectedPacket):
                     cycle.verb = None
                     self.fail(event.packet_id, event.error)
@@ -170,15 +300,15 @@ class SessionTransport(asyncio.Protocol, ABC):
                     self._behind = []
                     asyncio.get_running_loop().call_soon(self._resume, events)
                     return
-                started = node.clock.monotonic()
+                started = clock.monotonic()
         except TidegateError as error:
             # The stream cannot be decoded any further: answer with the reason and close it.
             self.fail(0, error)
             self.close()
-        if node.budget.is_flooded:
+        if self.context.budget.is_flooded:
             # Data stays in the socket until the store has caught up.
             self.pause_reading()
-            node.sessions.resume_when_dry(self)
+            self.parts.sessions.resume_when_dry(self)
 
     def _resume(self, events: Iterator[ReceivedPacket | RejectedPacket]) -> None:
         behind, self._behind = self._behind or [], None
@@ -196,14 +326,14 @@ class SessionTransport(asyncio.Protocol, ABC):
     def resume_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
             # The node did not read, so the client's silence proves nothing.
-            self.last_heard = self.node.clock.monotonic()
+            self.last_heard = self._clock.monotonic()
             self._transport.resume_reading()
 
     # Sending
 
     def pause_writing(self) -> None:
         self._paused = True
-        self._stalled_at = self.node.clock.monotonic()
+        self._stalled_at = self._clock.monotonic()
         self._unsent_bytes = 1 << 62
         # A client that does not read its answers must not cause more of them.
         self.pause_reading()
@@ -232,7 +362,7 @@ class SessionTransport(asyncio.Protocol, ABC):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        self.node.packets_out += 1
+        self._meters.packets_out += 1
         pieces = self._wire.send(packet, packet_id, bodies)
         if len(pieces) == 1:
             transport.write(pieces[0])
@@ -242,9 +372,9 @@ class SessionTransport(asyncio.Protocol, ABC):
     def answer(
         self, packet: Answer, packet_id: int, bodies: list[memoryview | bytes] | None = None
     ) -> None:
-        started = self.node.clock.monotonic()
+        started = self._clock.monotonic()
         self.send(packet, packet_id, bodies)
-        self.cycle.answered(started, self.node.clock.monotonic())
+        self.cycle.answered(started, self._clock.monotonic())
 
     def fail(self, packet_id: int, error: TidegateError) -> None:
         self.answer(Error(code=error.code, text=str(error)), packet_id)
@@ -252,7 +382,7 @@ class SessionTransport(asyncio.Protocol, ABC):
     def pass_on(self, pieces: list[memoryview | bytes]) -> None:
         """Send an answer of another node unchanged."""
         if self._transport is not None and not self._transport.is_closing():
-            self.node.packets_out += 1
+            self._meters.packets_out += 1
             self._transport.writelines(pieces)
 
     # Closing
@@ -276,8 +406,6 @@ class SessionTransport(asyncio.Protocol, ABC):
             self._transport.abort()
 
 
-log = logging.getLogger(__name__)
-
 # Requests of one session that may wait for the store or for a route. At this number the session
 # stops reading, or a client could fill the node's memory with tasks.
 PENDING_MAX = 256
@@ -286,8 +414,8 @@ PENDING_MAX = 256
 class Session(SessionTransport):
     """One client's session; replicas deliver messages to it as a `DeliveryTarget`."""
 
-    def __init__(self, node: Node) -> None:
-        super().__init__(node)
+    def __init__(self, parts: NodeParts) -> None:
+        super().__init__(parts)
         self.client_id = 0
         self.client_name = ""
         self.mode = ClientMode.READ_ONLY
@@ -308,19 +436,19 @@ class Session(SessionTransport):
 
     @property
     def limits(self) -> NodeLimits:
-        return self.node.limits
+        return self.context.limits
 
     # Transport
 
     def on_connected(self, peer: tuple[Any, ...] | None) -> None:
         """Note the client's address, and whether that address needs no login."""
-        self.connected_at = self.last_heard = self.node.clock.monotonic()
+        self.connected_at = self.last_heard = self._clock.monotonic()
         self.address = str(peer[0]) if peer else ""
         self._judge()
 
     def _judge(self) -> None:
         """Set the rights that the client's address has without a login, by the users of now."""
-        self.authorizer = self.node.accounts.guard_at(self.address)
+        self.authorizer = self.parts.accounts.guard_at(self.address)
         self._wire.login_required = self.authorizer is UNAUTHENTICATED
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -331,19 +459,19 @@ class Session(SessionTransport):
             self._judge()
             return
         self.on_connected(transport.get_extra_info("peername"))
-        if not self.node.sessions.admit(self):
+        if not self.parts.sessions.admit(self):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._wire.close()
-        self.node.sessions.remove(self)
+        self.parts.sessions.remove(self)
         self.resources.cut(self)
         self.routes.close()
         for task in self._tasks:
             task.cancel()
         if self._ephemeral and self.client_id:
-            self.node.sessions.forget_client(self.client_id)
-        self.node.topics.connection_ended(self.resources.queues)
+            self.parts.sessions.forget_client(self.client_id)
+        self.parts.topics.connection_ended(self.resources.queues)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -382,7 +510,7 @@ class Session(SessionTransport):
         Raises `LimitReached` if that user has too many connections.
         """
         assert self.place is not None
-        self.node.admission.log_in(self.place, guard.user, is_node=guard.is_node)
+        self.parts.admission.log_in(self.place, guard.user, is_node=guard.is_node)
         self.authorizer = guard
         self.is_node = guard.is_node
 
@@ -392,20 +520,20 @@ class Session(SessionTransport):
         `ephemeral` clients have no name and are deleted some time after the connection has ended.
         """
         if self._ephemeral and self.client_id and self.client_id != client.client_id:
-            self.node.sessions.forget_client(self.client_id)
+            self.parts.sessions.forget_client(self.client_id)
         self.client_id = client.client_id
         self.client_name = client.name
         self.mode = client.mode
         self._ephemeral = ephemeral
         if self.place is not None:
-            self.node.admission.identify(self.place)
+            self.parts.admission.identify(self.place)
 
     def takes_along(self, queue_id: int) -> None:
         """Delete the queue when this connection ends."""
         self.resources.queues.add(queue_id)
         if self._wire.state is ProtocolState.CLOSED:
             # The connection ended while the queue was being created.
-            self.node.topics.connection_ended({queue_id})
+            self.parts.topics.connection_ended({queue_id})
 
     # Requests
 
@@ -424,7 +552,7 @@ class Session(SessionTransport):
             self._to_queue(packet, event.frame)
             return
         if packet.right is not None and not self.authorizer.is_everything:
-            if not self.node.names.knows(packet):
+            if not self.parts.names.knows(packet):
                 self._later(self._guarded(packet, event), event.packet_id)
                 return
             if not self._is_allowed(packet, event.frame):
@@ -439,7 +567,7 @@ class Session(SessionTransport):
 
     async def _guarded(self, packet: Request, event: ReceivedPacket) -> None:
         """Look up the queue names that `packet` refers to, check the rights, then handle it."""
-        await self.node.names.admit(self.authorizer, packet)
+        await self.parts.names.admit(self.authorizer, packet)
         waiting = CATALOGUE_HANDLERS[type(packet)](self, packet, event)
         if waiting is not None:
             await waiting
@@ -447,7 +575,7 @@ class Session(SessionTransport):
     def _is_allowed(self, packet: Request, frame: Frame) -> bool:
         """Check the rights of a packet whose queue names are cached; send the error if any."""
         try:
-            self.authorizer.check(packet, self.node.names.known)
+            self.authorizer.check(packet, self.parts.names.known)
         except TidegateError as error:
             self.fail(frame.packet_id, error)
             return False
@@ -490,12 +618,12 @@ class Session(SessionTransport):
             gate.append((packet, frame))
             return
         if not self.authorizer.is_everything:
-            if not self.node.names.knows(packet):
+            if not self.parts.names.knows(packet):
                 self._wait_at_gate(queue_id, packet, frame)
                 return
             if not self._is_allowed(packet, frame):
                 return
-        replica = self.node.replicas.get(queue_id)
+        replica = self._replicas.get(queue_id)
         if replica is not None:
             self._at_replica(replica, packet, frame)
             return
@@ -516,13 +644,13 @@ class Session(SessionTransport):
         relay: Relay | None = None
         try:
             if not self.authorizer.is_everything:
-                await self.node.names.learn(queue_id)
+                await self.parts.names.learn(queue_id)
                 # Before the queue is located: the answer must not reveal a queue that the user may
                 # not see.
                 waiting = self._gates[queue_id]
                 waiting[:] = [each for each in waiting if self._is_allowed(*each)]
             if self._gates[queue_id]:
-                found = await self.node.ownership.route(queue_id)
+                found = await self.parts.ownership.route(queue_id)
                 if isinstance(found, Replica):
                     replica = found
                 elif self.is_node:
@@ -616,73 +744,3 @@ class SessionResources:
             replica.dispatch.readers.drop(reader)
         for replica in self.replicas:
             replica.dispatch.forget_outlet(outlet)
-
-
-# The relays of one session: one for each other node.
-#
-# `Relays` does not keep a reference to the session. The session can then be freed without the
-# garbage
-# collector when its connection ends.
-
-
-class Relays:
-    """The relays of a session, by the address of the node and by queue."""
-
-    __slots__ = ("_relays", "by_queue")
-
-    def __init__(self) -> None:
-        self._relays: dict[str, Relay] = {}
-        # The relay used last for each queue; it may have ended since.
-        self.by_queue: dict[int, Relay] = {}
-
-    def to(self, queue_id: int) -> Relay | None:
-        """Return the relay to the owner of a queue that the session has used; None if it ended."""
-        relay = self.by_queue.get(queue_id)
-        return relay if relay is not None and relay.alive else None
-
-    async def relay_to(self, address: str, session: Session) -> Relay:
-        """Return the relay to the node at `address`, opening it in the name of `session`."""
-        relay = self._relays.get(address)
-        if relay is None or not relay.alive:
-            relay = await Relay.open(address, session)
-            known = self._relays.get(address)
-            if known is not None and known.alive:
-                # Another queue of the same owner was faster. Keep one relay, or the other would
-                # never be closed.
-                relay.close()
-                return known
-            self._relays[address] = relay
-        return relay
-
-    @property
-    def is_relaying(self) -> bool:
-        return bool(self._relays)
-
-    def keep_to(self, addresses: set[str]) -> None:
-        """Abort the relays to all nodes but `addresses`.
-
-        The other nodes are dead, and a paused one does not close its connection.
-        """
-        for address, relay in list(self._relays.items()):
-            if address not in addresses:
-                relay.abort()
-
-    def on_ended(self, relay: Relay) -> None:
-        self._relays = {a: r for a, r in self._relays.items() if r is not relay}
-        self.remove(relay)
-
-    def remove(self, relay: Relay) -> None:
-        """Locate all queues of this relay again: the other node no longer owns one of them."""
-        self.by_queue = {q: r for q, r in self.by_queue.items() if r is not relay}
-
-    def pause_reading(self) -> None:
-        for relay in self._relays.values():
-            relay.pause_reading()
-
-    def resume_reading(self) -> None:
-        for relay in self._relays.values():
-            relay.resume_reading()
-
-    def close(self) -> None:
-        for relay in list(self._relays.values()):
-            relay.close()

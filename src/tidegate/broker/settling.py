@@ -37,9 +37,8 @@ from tidegate.core.errors import InvalidValue
 from tidegate.core.model import DeathReason, Failure, QueuePolicy
 from tidegate.core.segment import Segment
 from tidegate.core.store import FailedDelivery, Settlement
-from tidegate.queueing import MessageEvent, MessageState
 from tidegate.queueing.leases import Lease
-from tidegate.queueing.spans import Span
+from tidegate.queueing.spans import MessageEvent, MessageState, Span
 from tidegate.storage.writer import Settler
 
 if TYPE_CHECKING:
@@ -242,7 +241,7 @@ class Settling:
         self._under_way = None
         waiters, self._waiters_under_way = self._waiters_under_way, []
         if not stored:
-            self._context.fence(self._context.taken_over())
+            self._context.listener.fence(self._context.taken_over())
         for tell in waiters:
             tell()
 
@@ -298,7 +297,7 @@ class MessageExpiry:
             if span.state is MessageState.LEASED:
                 span.segment.mark_attempted(span.low, span.high)
             span.advance(MessageEvent.GIVEN_UP)
-        self._context.dead_letter(spans, reason, error)
+        self._context.listener.dead_letter(spans, reason, error)
 
     def shed(self, count: int) -> bool:
         """Give up `count` of the oldest messages to shorten the queue; False if there are none."""

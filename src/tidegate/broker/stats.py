@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from tidegate.core.prefetch import format_goal
 from tidegate.core.segment import Segment
 from tidegate.core.text import redact_secrets
-from tidegate.telemetry.meters import AdaptiveSampler, Histogram, PhaseMeters
-from tidegate.telemetry.recorder import Row
+from tidegate.telemetry.meters import PhaseMeters
 from tidegate.telemetry.stats import (
     ClusterStats,
     ConsumerStats,
@@ -22,31 +21,49 @@ from tidegate.telemetry.stats import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tidegate.broker.context import NodeContext, NodeIdentity
     from tidegate.broker.dispatch import Consumer
-    from tidegate.broker.node import Node
+    from tidegate.broker.listener import Sessions
+    from tidegate.broker.ownership import Ownership
+    from tidegate.broker.relay import NodeClients
     from tidegate.broker.replica import Replica
+    from tidegate.broker.replication import LogicalQueues
+    from tidegate.telemetry.recorder import Recorder
 
 
 class NodeStatsCollector:
     """Collects the stats of one node."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        context: NodeContext,
+        sessions: Sessions,
+        ownership: Ownership,
+        logical_queues: LogicalQueues,
+        clients: NodeClients,
+        recorder: Recorder | None,
+    ) -> None:
+        self._context = context
+        self._sessions = sessions
+        self._ownership = ownership
+        self._logical_queues = logical_queues
+        self._clients = clients
+        self._recorder = recorder
         self._started_at = 0.0
-        self._commits = Histogram()
-        self._committed_messages = 0
 
     def start(self) -> None:
-        self._started_at = self._node.clock.monotonic()
-
-    def count_commit(self, duration_s: float, messages: int) -> None:
-        self._commits.add(duration_s)
-        self._committed_messages += messages
+        self._started_at = self._context.clock.monotonic()
 
     @property
-    def committed(self) -> tuple[int, int, float]:
-        """Number of transactions that stored messages, of these messages, and the seconds taken."""
-        return self._commits.count, self._committed_messages, self._commits.sum_s
+    def identity(self) -> NodeIdentity:
+        return self._context.identity
+
+    @property
+    def replicas(self) -> Mapping[int, Replica]:
+        """The queues of this node, by id."""
+        return self._ownership.replicas
 
     async def of_cluster(
         self,
@@ -62,16 +79,16 @@ class NodeStatsCollector:
         steps of each consumer; None: no consumers. Without `with_durations` the queues have summary
         stats.
         """
-        node = self._node
+        replicas = self._ownership.replicas
         if queue_id is not None:
             # A queue that nothing has asked for since its owner died has no owner and no stats yet.
-            await node.ownership.route(queue_id)
+            await self._ownership.route(queue_id)
         chosen = sorted(
             number
-            for number, replica in node.replicas.items()
+            for number, replica in replicas.items()
             if queue_id in (None, number, replica.info.alias_id)
         )
-        found = [node.replicas[number] for number in chosen]
+        found = [replicas[number] for number in chosen]
         if with_durations:
             queues = [self._of_queue(replica, steps) for replica in found]
         else:
@@ -81,15 +98,15 @@ class NodeStatsCollector:
         if cluster:
             others = [
                 member.address
-                for member in await node.store.members()
-                if member.alive and member.member_id != node.member_id
+                for member in await self._context.store.members()
+                if member.alive and member.member_id != self._context.identity.member_id
             ]
-            nodes += await node.node_clients.numbers(others, queue_id, steps, with_durations)
+            nodes += await self._clients.numbers(others, queue_id, steps, with_durations)
         return ClusterStats(nodes)
 
     def _of_queue(self, replica: Replica, steps: int | None) -> QueueStats:
         numbers = replica.numbers(steps)
-        alias = self._node.aliases.logical_queue(replica)
+        alias = self._logical_queues.logical_queue(replica)
         if alias is not None:
             numbers.producers = alias.producers
             numbers.members = alias.counts()
@@ -97,30 +114,31 @@ class NodeStatsCollector:
 
     def of_node(self, queues: list[QueueStats]) -> NodeStats:
         """Return the stats of this node with those of `queues`."""
-        node = self._node
-        recorder = None if node.recording is None else node.recording.recorder
+        context, recorder = self._context, self._recorder
+        identity, meters, budget = context.identity, context.meters, context.budget
+        commits = meters.commits
         return NodeStats(
-            member_id=node.member_id,
-            name=node.name,
-            address=node.address,
-            uptime_s=node.clock.monotonic() - self._started_at,
-            connections=len(node.sessions),
-            memory_bound_bytes=node.budget.bound_bytes,
-            memory_resident_bytes=node.budget.used_bytes,
+            member_id=identity.member_id,
+            name=identity.name,
+            address=identity.address,
+            uptime_s=context.clock.monotonic() - self._started_at,
+            connections=len(self._sessions),
+            memory_bound_bytes=budget.bound_bytes,
+            memory_resident_bytes=budget.used_bytes,
             process_memory_bytes=process_memory_bytes(),
             process_cpu_s=process_cpu_s(),
-            commits=self._commits.count,
-            commit=make_durations(self._commits),
-            messages_per_commit=self._committed_messages / max(self._commits.count, 1),
-            packets_in=node.packets_in,
-            packets_out=node.packets_out,
+            commits=commits.count,
+            commit=make_durations(commits),
+            messages_per_commit=meters.committed_messages / max(commits.count, 1),
+            packets_in=meters.packets_in,
+            packets_out=meters.packets_out,
             queues=queues,
             rows_recorded=0 if recorder is None else recorder.rows_recorded,
             rows_dropped=0 if recorder is None else recorder.rows_dropped,
             lake="" if recorder is None else redact_secrets(recorder.lake),
-            metrics_address=node.metrics_address,
-            writers=node.limits.writers,
-            phases=_of_phases(node.phases),
+            metrics_address=identity.metrics_address,
+            writers=context.limits.writers,
+            phases=_of_phases(meters.phases),
         )
 
 
@@ -295,141 +313,6 @@ def _of_consumer(consumer: Consumer, steps: int) -> ConsumerStats:
         service=make_durations(consumer.meters.service),
         control=[] if consumer.control is None else list(consumer.control)[-steps:],
         trial_by="" if consumer.experiment is None else consumer.experiment.client_name,
-    )
-
-
-# Times the phases of requests of a client that sends one at a time (Telesto's table 5.3).
-#
-#     last answer sent -> wait for client -> arrived -> parse -> parsed
-#         -> wait for the store, or for a message -> ready -> respond -> answer sent
-#
-# A cycle runs from the end of one answer to the end of the next. It is cut at three instants, so
-# the phases add up to the total. Requests that overlap with others have no such cycle and are not
-# counted.
-
-
-# End of the previous answer, arrived, parsed, ready, and end of this answer; in seconds.
-Cuts = tuple[float, float, float, float, float]
-
-
-class RequestCycle:
-    """Times the request that is being handled on one connection."""
-
-    __slots__ = (
-        "_answered_at",
-        "_counts",
-        "_phases",
-        "_requests",
-        "_unanswered",
-        "_waited",
-        "arrived_at",
-        "parsed_at",
-        "ready_at",
-        "verb",
-    )
-
-    def __init__(self, phases: PhaseMeters, requests: RequestSamples | None = None) -> None:
-        self._phases = phases
-        # Collects single requests for the lake; None: not recorded.
-        self._requests = requests
-        # Type of the packet that is being handled.
-        self.verb: type | None = None
-        self._unanswered = 0
-        self._counts = False
-        self._answered_at = 0.0
-        # When the last packet arrived, and when it was parsed.
-        self.arrived_at = 0.0
-        self.parsed_at = 0.0
-        self._waited: Histogram | None = None
-        # When the awaited commit or message was there; 0: when the answer began.
-        self.ready_at = 0.0
-
-    def asked(self, arrived_at: float, parsed_at: float) -> None:
-        self._unanswered += 1
-        self._counts = self._unanswered == 1 and self._answered_at > 0.0
-        self.arrived_at = arrived_at
-        self.parsed_at = parsed_at
-        if self._counts:
-            self._waited = None
-            self.ready_at = 0.0
-
-    def handled(self, reads: bool) -> None:
-        """Note that the handler has returned; if there is no answer yet, it waits for something."""
-        if self._counts:
-            self._waited = self._phases.wait_message if reads else self._phases.store
-
-    def unanswered(self) -> None:
-        """Note that the request gets no answer, or gets it from another node."""
-        self._unanswered -= 1
-        self._counts = False
-
-    def answered(self, began_at: float, ended_at: float) -> None:
-        # Errors may answer packets that need no answer, and bytes that are no request.
-        self._unanswered = max(self._unanswered - 1, 0)
-        if self._counts:
-            self._counts = False
-            phases = self._phases
-            phases.wait_client.add(self.arrived_at - self._answered_at)
-            phases.parse.add(self.parsed_at - self.arrived_at)
-            ready_at = self.parsed_at
-            if self._waited is not None:
-                ready_at = self.ready_at or began_at
-                self._waited.add(ready_at - self.parsed_at)
-            phases.respond.add(ended_at - ready_at)
-            phases.total.add(ended_at - self._answered_at)
-            requests = self._requests
-            if requests is not None:
-                requests.skip -= 1
-                if requests.skip <= 0:
-                    requests.take(
-                        self.verb,
-                        (self._answered_at, self.arrived_at, self.parsed_at, ready_at, ended_at),
-                        for_message=self._waited is phases.wait_message,
-                    )
-        self._answered_at = ended_at
-
-
-class RequestSamples:
-    """Collects the phases of one in N requests for the lake."""
-
-    __slots__ = ("_sampler", "_taken", "skip")
-
-    def __init__(self, sampler: AdaptiveSampler) -> None:
-        self._sampler = sampler
-        # Collected since the last tick; rows are made for many at a time.
-        self._taken: list[tuple[type | None, int, Cuts, bool]] = []
-        # How many requests to skip before the next one is collected.
-        self.skip = sampler.skip
-
-    def take(self, verb: type | None, cuts: Cuts, *, for_message: bool) -> None:
-        """Collect the request that was just answered."""
-        self._taken.append((verb, self._sampler.one_by_one(), cuts, for_message))
-        self.skip = self._sampler.skip
-
-    def tick(self, node: str, now: float, now_us: int) -> list[Row]:
-        """End an interval: return the rows of the collected requests."""
-        self._sampler.skip = self.skip
-        self._sampler.tick()
-        self.skip = self._sampler.skip
-        taken, self._taken = self._taken, []
-        return [
-            (now_us - int(1e6 * (now - cuts[-1])), node, *_phases(verb, weight, cuts, for_message))
-            for verb, weight, cuts, for_message in taken
-        ]
-
-
-def _phases(verb: type | None, weight: int, cuts: Cuts, for_message: bool) -> Row:
-    before_us, arrived_us, parsed_us, ready_us, ended_us = (1e6 * cut for cut in cuts)
-    waited_us = ready_us - parsed_us
-    return (
-        "" if verb is None else verb.__name__,
-        float(weight),
-        arrived_us - before_us,
-        parsed_us - arrived_us,
-        0.0 if for_message else waited_us,
-        waited_us if for_message else 0.0,
-        ended_us - ready_us,
-        ended_us - before_us,
     )
 
 

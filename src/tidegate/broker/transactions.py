@@ -71,7 +71,8 @@ from tidegate.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from tidegate.broker.node import Node
+    from tidegate.broker.context import NodeContext
+    from tidegate.broker.ownership import Ownership
     from tidegate.broker.session import Session
 
 
@@ -98,7 +99,7 @@ async def _run(
     held: LeasedMessages,
     event: ReceivedPacket,
 ) -> None:
-    done = await session.node.transactions.run(packet, bodies, held, session.client_id)
+    done = await session.parts.transactions.run(packet, bodies, held, session.client_id)
     if isinstance(done, str):
         await session.forward_to(done, packet, event.frame)
         return
@@ -113,7 +114,7 @@ def _place(session: Session, packet: Transact) -> LeasedMessages | Relay:
     held: LeasedMessages = []
     relays: set[Relay] = set()
     for ack in packet.acks:
-        replica = session.node.replicas.get(ack.queue_id)
+        replica = session.parts.ownership.replicas.get(ack.queue_id)
         if replica is None:
             relay = session.routes.to(ack.queue_id)
             if relay is None:
@@ -147,9 +148,9 @@ def _transient(replica: Replica) -> InvalidValue:
 class Transactions:
     """The transactions of one node; equal requests share one result."""
 
-    def __init__(self, node: Node, meeting: QueueColocation) -> None:
-        self._node = node
-        self._colocation = meeting
+    def __init__(self, store: Store, colocation: QueueColocation) -> None:
+        self._store = store
+        self._colocation = colocation
         self._once: InFlightRequests[list[PutMessageResponse] | str] = InFlightRequests()
 
     async def close(self) -> None:
@@ -213,7 +214,7 @@ class Transactions:
         except BaseException:
             commit.fail()
             raise
-        await commit.store(self._node.store)
+        await commit.store(self._store)
         return answers
 
 
@@ -231,9 +232,9 @@ def _never_refused(error: Exception) -> None:
 class Publishing:
     """Publishes to several queues of a node; equal requests share one result."""
 
-    def __init__(self, node: Node, meeting: QueueColocation) -> None:
-        self._node = node
-        self._colocation = meeting
+    def __init__(self, context: NodeContext, colocation: QueueColocation) -> None:
+        self._context = context
+        self._colocation = colocation
         self._once: InFlightRequests[list[int] | str] = InFlightRequests()
 
     async def close(self) -> None:
@@ -290,7 +291,7 @@ class Publishing:
 
     async def _publish(self, packet: Publish, body: bytes, sender: int) -> list[int] | str:
         messages = packet.messages
-        topic = await self._node.store.find_topic(packet.topic)
+        topic = await self._context.store.find_topic(packet.topic)
         if topic is None:
             raise TopicNotExisting(f"no topic named {packet.topic!r}: create it first")
         subscriptions = _wanting(messages, topic.subscriptions)
@@ -321,7 +322,7 @@ class Publishing:
         """Store messages in all queues of `filters` in one transaction, the payload once."""
         if not filters:
             return
-        now = self._node.clock.wall()
+        now = self._context.clock.wall()
         batch = Batch(messages, body, sender, lambda *_: None, lambda _: None)
         batch.stamp(now)
         commit = JointCommit(messages.producer, messages.batch)
@@ -342,7 +343,7 @@ class Publishing:
         except BaseException:
             commit.fail()
             raise
-        await commit.store(self._node.store)
+        await commit.store(self._context.store)
 
 
 def _wanting(
@@ -551,22 +552,23 @@ Result = TypeVar("Result")
 class QueueColocation:
     """Brings queues of other nodes to this one for joint changes."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, context: NodeContext, ownership: Ownership) -> None:
+        self._context = context
+        self._ownership = ownership
         # One at a time: two callers that bring the same queues would take them from each other.
         self._lock = asyncio.Lock()
 
     async def coordinator(self, queue_ids: Collection[int]) -> str | None:
         """Return the address of the node that owns most of the queues; None: this node."""
-        replicas = self._node.replicas
+        replicas = self._ownership.replicas
         elsewhere = [queue_id for queue_id in queue_ids if queue_id not in replicas]
         if not elsewhere:
             return None
-        owners = await self._node.store.owners(elsewhere)
+        owners = await self._context.store.owners(elsewhere)
         counts: dict[str | None, int] = {}
         for queue_id in sorted(queue_ids):
             address = None if queue_id in replicas else owners.get(queue_id)
-            if address is not None and address != self._node.address:
+            if address is not None and address != self._context.identity.address:
                 counts[address] = counts.get(address, 0) + 1
             elif queue_id in replicas:
                 counts[None] = counts.get(None, 0) + 1
@@ -580,7 +582,7 @@ class QueueColocation:
         A queue that knows the batch `key` needs no room. Waits for `slow` queues up to 30 s, then
         raises `LimitReached`.
         """
-        clock = self._node.clock
+        clock = self._context.clock
         deadline = clock.monotonic() + _ROOM_S
         while True:
             replicas = await self.bring(needs, partial=partial)
@@ -605,7 +607,7 @@ class QueueColocation:
         async with self._lock:
             for queue_id in wanted:
                 try:
-                    await self._node.ownership.bring_here(queue_id)
+                    await self._ownership.bring_here(queue_id)
                 except QueueNotExisting:
                     if not partial:
                         raise
@@ -619,7 +621,7 @@ class QueueColocation:
     def _all_here(self, queue_ids: list[int]) -> dict[int, Replica] | None:
         found = {}
         for queue_id in queue_ids:
-            replica = self._node.replicas.get(queue_id)
+            replica = self._ownership.replicas.get(queue_id)
             if replica is None or replica.fenced:
                 return None
             found[queue_id] = replica
@@ -653,18 +655,19 @@ _PAYLOAD_SWEEPS = 10
 class Topics:
     """A node's part in topics beside publishing."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, context: NodeContext, ownership: Ownership) -> None:
+        self._context = context
+        self._ownership = ownership
         self._sweeps = 0
 
     def connection_ended(self, queue_ids: Iterable[int]) -> None:
         """Delete the temporary queues of a connection."""
         for queue_id in queue_ids:
-            self._node.do_soon(self._delete(queue_id))
+            self._context.tasks.do_soon(self._delete(queue_id))
 
     async def _delete(self, queue_id: int) -> None:
         try:
-            await retry_while_moving(lambda: self._node.ownership.delete_anywhere(queue_id))
+            await retry_while_moving(lambda: self._ownership.delete_anywhere(queue_id))
         except QueueNotExisting:
             return
         except TidegateError as failure:
@@ -673,9 +676,9 @@ class Topics:
 
     async def sweep(self) -> None:
         """Delete temporary queues of nodes that are gone, and payloads that no segment uses."""
-        store = self._node.store
+        store = self._context.store
         for queue_id in await store.lost_subscriptions():
-            if queue_id in self._node.replicas:
+            if queue_id in self._ownership.replicas:
                 await self._delete(queue_id)
         # Rarely, since it scans all payloads. Normally the last segment to use a payload frees it.
         if self._sweeps % _PAYLOAD_SWEEPS == 0:

@@ -35,8 +35,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from tidegate.broker.batch import segment_assignments, split_by_assignment
-from tidegate.broker.handlers import BATCH_COUNT_MAX
+from tidegate.broker.batch import BATCH_COUNT_MAX, segment_assignments, split_by_assignment
 from tidegate.broker.recording import MOVED
 from tidegate.broker.replica import Replica
 from tidegate.broker.transactions import commit_once
@@ -56,12 +55,14 @@ from tidegate.core.store import Settlement, Write
 from tidegate.core.topology import ReplicaState, SegmentMove, Topology
 from tidegate.protocol.cluster import GiveAway, GiveAwayResponse
 from tidegate.protocol.packet import Packet
-from tidegate.queueing import MessageState
 from tidegate.queueing.lanes import has_groups
-from tidegate.queueing.spans import Span
+from tidegate.queueing.spans import MessageState, Span
 
 if TYPE_CHECKING:
-    from tidegate.broker.node import Node
+    from tidegate.broker.context import NodeContext
+    from tidegate.broker.ownership import Ownership
+    from tidegate.broker.relay import NodeClients
+    from tidegate.broker.replication import Topologies
 
 
 log = logging.getLogger(__name__)
@@ -91,8 +92,17 @@ Result = TypeVar("Result")
 class SegmentTransfer:
     """Both sides of transfers, for all queues of a node."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        context: NodeContext,
+        ownership: Ownership,
+        topologies: Topologies,
+        clients: NodeClients,
+    ) -> None:
+        self._context = context
+        self._ownership = ownership
+        self._topologies = topologies
+        self._clients = clients
         self._given: dict[str, asyncio.Task[GiveAwayResponse]] = {}
         self._pulls: set[asyncio.Task[int]] = set()
 
@@ -112,7 +122,7 @@ class SegmentTransfer:
         _check(taker)
         if count < 1:
             raise InvalidValue(f"count must be at least 1, not {count}")
-        if self._node.aliases.topology_with(taker.info.queue_id, source_id) is None:
+        if self._topologies.with_both(taker.info.queue_id, source_id) is None:
             raise InvalidValue(f"queue {source_id} and {taker.info.title} are no siblings")
         if not _has_room(taker):
             return 0
@@ -130,7 +140,8 @@ class SegmentTransfer:
         if homed:
             # Their slot may have moved again meanwhile, as may that of messages that waited for
             # them.
-            self._node.aliases.wake_hand_over(taker)
+            for listener in self._context.events.forwarding_due:
+                listener(taker)
         return came
 
     async def _pull_under(
@@ -192,12 +203,12 @@ class SegmentTransfer:
                     # it is refused.
                     came = await self._has_come(request.move_id, request.target)
                     return something if came else nothing
-                giver = await self._node.ownership.route(source_id)
+                giver = await self._ownership.route(source_id)
                 crash_point("before-pull")
                 if isinstance(giver, Replica):
                     answer: Packet = await self.give_segments(giver, request)
                 else:
-                    answer = await self._node.node_clients.request(giver, request, _ANSWER_S)
+                    answer = await self._clients.request(giver, request, _ANSWER_S)
                 assert isinstance(answer, GiveAwayResponse)
                 return answer
             except QueueNotExisting:
@@ -215,7 +226,7 @@ class SegmentTransfer:
         return nothing
 
     async def _has_come(self, move_id: str, target: int) -> bool:
-        return await self._node.store.has_arrived(move_id, target)
+        return await self._context.store.has_arrived(move_id, target)
 
     async def _read(self, taker: Replica, block: IdRange) -> list[Segment]:
         """Return the segments that arrived, as the store has them."""
@@ -234,7 +245,7 @@ class SegmentTransfer:
         return []
 
     async def _read_from(self, taker: Replica, first_id: int, last_id: int) -> list[Segment]:
-        return await self._node.store.read_between(
+        return await self._context.store.read_between(
             taker.info.queue_id, first_id, last_id, _READ_SEGMENTS, _READ_BYTES
         )
 
@@ -278,7 +289,7 @@ class SegmentTransfer:
             self._given.pop(move_id, None)
 
     async def _give_segments(self, giver: Replica, request: GiveAway) -> GiveAwayResponse:
-        topology = self._node.aliases.topology_with(giver.info.queue_id, request.target)
+        topology = self._topologies.with_both(giver.info.queue_id, request.target)
         if topology is None:
             raise NotOwner("the topology is not known here yet: ask again")
         limits = (request.count, MOVE_BYTES_MAX, request.id_count)
@@ -347,7 +358,7 @@ class SegmentTransfer:
         def again() -> Awaitable[bool]:
             nonlocal tries
             tries += 1
-            return self._node.store.move(move)
+            return self._context.store.move(move)
 
         try:
             moved = await self._retry_while_owner(giver, again)
@@ -367,7 +378,7 @@ class SegmentTransfer:
 
     async def _find_out(self, giver: Replica) -> None:
         """Find out whether this queue's epoch was refused; if so, fence it."""
-        still_ours = await self._node.store.drop_done(giver.info.queue_id, giver.epoch)
+        still_ours = await self._context.store.drop_done(giver.info.queue_id, giver.epoch)
         if not still_ours:
             giver.fence(giver.context.taken_over())
 

@@ -295,7 +295,9 @@ async def _opened_door(
     ports = [asked] if asked is not None else [derived, 0] if node_port and derived < 2**16 else [0]
     while True:
         port = ports.pop(0)
-        door = NodePages(node, host=chosen.host, port=port, queues_max=chosen.queues_max)
+        door = NodePages(
+            node.stats, node.membership, host=chosen.host, port=port, queues_max=chosen.queues_max
+        )
         try:
             await door.start()
             return door

@@ -10,6 +10,7 @@ property. A segment holds only messages with a receiver, or only messages withou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import accumulate
 
 from tidegate.core.model import Attributes, Failure
@@ -256,7 +257,7 @@ def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 class Budget:
     """Counters with a limit; queues update them, and the node checks them."""
 
-    __slots__ = ("bound_bytes", "used_bytes", "waiting_bytes")
+    __slots__ = ("_resumes", "bound_bytes", "used_bytes", "waiting_bytes")
 
     def __init__(self, bound_bytes: int) -> None:
         self.bound_bytes = bound_bytes
@@ -264,6 +265,20 @@ class Budget:
         self.used_bytes = 0
         # Bytes of accepted messages that are not on disk yet.
         self.waiting_bytes = 0
+        # Called once, as soon as the store has caught up.
+        self._resumes: list[Callable[[], None]] = []
+
+    def stop_waiting(self, size_bytes: int) -> None:
+        """Note that accepted messages are on disk or refused."""
+        self.waiting_bytes -= size_bytes
+        if self._resumes and not self.is_flooded:
+            resumes, self._resumes = self._resumes, []
+            for resume in resumes:
+                resume()
+
+    def when_drained(self, resume: Callable[[], None]) -> None:
+        """Call `resume` once, as soon as the store has caught up."""
+        self._resumes.append(resume)
 
     @property
     def is_flooded(self) -> bool:

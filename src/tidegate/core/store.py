@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from tidegate.core.machines import FleetStore
@@ -35,26 +36,16 @@ class Clock:
         self.monotonic = monotonic
 
 
+@dataclass(eq=False, slots=True)
 class Write:
     """A segment to store, fenced by an epoch, with the producers' batches in it."""
 
-    __slots__ = ("batches", "dedup_ids", "epoch", "producers", "segment")
-
-    def __init__(
-        self,
-        segment: Segment,
-        epoch: int,
-        producers: list[int],
-        batches: list[int],
-        dedup_ids: list[str] | None = None,
-    ) -> None:
-        self.segment = segment
-        self.epoch = epoch
-        self.producers = producers
-        self.batches = batches
-        # Stored with the segment, so that later messages with these ids are recognised as
-        # duplicates.
-        self.dedup_ids = dedup_ids
+    segment: Segment
+    epoch: int
+    producers: list[int]
+    batches: list[int]
+    # Stored with the segment, so that later messages with these ids are recognised as duplicates.
+    dedup_ids: list[str] | None = None
 
 
 class FailedDelivery(NamedTuple):

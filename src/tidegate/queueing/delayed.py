@@ -12,8 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from tidegate.core.segment import Segment
-from tidegate.queueing import MessageEvent
-from tidegate.queueing.spans import Span
+from tidegate.queueing.spans import MessageEvent, Span
 
 if TYPE_CHECKING:
     from tidegate.queueing.queue import ExpiryTracker, InMemorySegments

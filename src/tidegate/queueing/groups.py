@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tidegate.core.topology import assignment_slot
-from tidegate.queueing import MessageState
 from tidegate.queueing.lanes import NO_ID, MessageGroups, group_of
-from tidegate.queueing.spans import ANYONE, Span, receiver_of
+from tidegate.queueing.spans import ANYONE, MessageState, Span, receiver_of
 
 if TYPE_CHECKING:
     from tidegate.queueing.lanes import Lane, Lanes

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 from tidegate.core.model import IdRange
 from tidegate.core.segment import Segment
-from tidegate.queueing import MessageState
 from tidegate.queueing import spans as spans_module
 from tidegate.queueing.fairness import Tenants, carries_tenants
-from tidegate.queueing.spans import ANYONE, Row, Span
+from tidegate.queueing.spans import ANYONE, MessageState, Row, Span
 
 if TYPE_CHECKING:
     from tidegate.queueing.queue import ExpiryTracker

@@ -11,8 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from operator import attrgetter
 
-from tidegate.queueing import MessageEvent
-from tidegate.queueing.spans import Span
+from tidegate.queueing.spans import MessageEvent, Span
 
 _tag = attrgetter("tag")
 

@@ -46,7 +46,6 @@ from itertools import groupby, islice
 
 from tidegate.core.model import IdRange, Order, contains_id
 from tidegate.core.segment import Budget, Segment
-from tidegate.queueing import MessageEvent, MessageState
 from tidegate.queueing.delayed import NEVER, DelayedMessages
 from tidegate.queueing.fairness import next_aged_lane, next_lane
 from tidegate.queueing.groups import GroupGate
@@ -54,6 +53,8 @@ from tidegate.queueing.lanes import NO_ID, NO_LANES, Lane, Lanes, has_groups
 from tidegate.queueing.spans import (
     ANYONE,
     BEFORE_ALL,
+    MessageEvent,
+    MessageState,
     Rank,
     Span,
     receiver_of,

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from tidegate.core.model import Order
 from tidegate.core.segment import Segment
-from tidegate.queueing import MessageState
 from tidegate.queueing.lanes import NO_ID, Lane, has_groups
-from tidegate.queueing.spans import ANYONE, Rank, Span
+from tidegate.queueing.spans import ANYONE, MessageState, Rank, Span
 
 if TYPE_CHECKING:
     from tidegate.queueing.lanes import Lanes

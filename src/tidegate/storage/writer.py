@@ -107,13 +107,10 @@ class Writer:
         *,
         number: int = 0,
         on_commit: Callable[[float, int], None] | None = None,
-        on_free: Callable[[], None] | None = None,
     ) -> None:
         self._store = store
         self._number = number
         self._on_commit = on_commit
-        # Called whenever collected writes have got their results.
-        self._on_free = on_free
         self._sources: dict[WriteSource, None] = {}
         # The number of messages of each commit under way.
         self._under_way: deque[int] = deque()
@@ -172,8 +169,6 @@ class Writer:
             self._next()
 
     def _next(self) -> None:
-        if self._on_free is not None:
-            self._on_free()
         if self._sources:
             self._schedule()
         elif not self._under_way:
@@ -364,14 +359,12 @@ class Writers:
         count: int,
         *,
         on_commit: Callable[[float, int], None] | None = None,
-        on_free: Callable[[], None] | None = None,
         linger_s: float = 0.05,
     ) -> None:
         self._store = store
         # Number of writers for each store.
         self._count = count
         self._on_commit = on_commit
-        self._on_free = on_free
         self._linger_s = linger_s
         self._writers: dict[tuple[int, int], Writer] = {}
         self._settlers: dict[int, Settler] = {}
@@ -383,7 +376,7 @@ class Writers:
         writer = self._writers.get(key)
         if writer is None:
             writer = self._writers[key] = Writer(
-                self._store, number=number, on_commit=self._on_commit, on_free=self._on_free
+                self._store, number=number, on_commit=self._on_commit
             )
         return writer
 

@@ -146,6 +146,24 @@ class PhaseMeters:
         self.total = Histogram()
 
 
+class NodeMeters:
+    """The meters of one node: packets, request phases, and commits of puts."""
+
+    __slots__ = ("commits", "committed_messages", "packets_in", "packets_out", "phases")
+
+    def __init__(self) -> None:
+        self.packets_in = 0
+        self.packets_out = 0
+        self.phases = PhaseMeters()
+        # The seconds of each transaction that stored messages.
+        self.commits = Histogram()
+        self.committed_messages = 0
+
+    def count_commit(self, duration_s: float, messages: int) -> None:
+        self.commits.add(duration_s)
+        self.committed_messages += messages
+
+
 # Live meters of one HTTP server behind the gateway: counts, rates and response times.
 
 

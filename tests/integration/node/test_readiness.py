@@ -31,7 +31,7 @@ async def test_a_node_without_its_store_is_not_ready_until_it_is_back() -> None:
     server = EmbeddedPostgres(copy_of_database(folder / "data"), settings=UNSYNCED)
     node = Node(PostgresStore(server.start()), limits=NodeLimits(lease_s=1.0))
     await node.start()
-    door = NodePages(node)
+    door = NodePages(node.stats, node.membership)
     await door.start()
     try:
         await readiness(node, 200)

@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 from tidegate.broker.context import ReplicaContext
 from tidegate.broker.deduplication import Deduplication, DedupWindow
 from tidegate.broker.intake import IncomingTransfers, MessageIds
-from tidegate.core.model import Attributes, QueueInfo, QueuePolicy
+from tidegate.core.errors import TidegateError
+from tidegate.core.model import Attributes, DeathReason, QueueInfo, QueuePolicy
 from tidegate.core.runtime import NodeLimits
 from tidegate.core.segment import Budget, Segment
 from tidegate.core.store import Clock
+from tidegate.queueing.spans import Span
 from tidegate.storage.memory import MemoryStore
 
 WINDOW_S = 300.0
@@ -32,12 +34,21 @@ class Taker:
             limits=NodeLimits(),
             clock=self.clock,
             may_deliver=lambda: True,
+            listener=self,
         )
         self.dedup = Deduplication(holding, lambda: None)
         ids = MessageIds(holding, lambda: None)
         ids.next_id, ids.end = 1, 1 << 40
-        self.came: list[Segment] = []
-        self.arrivals = IncomingTransfers(holding, ids, self.dedup, self.came.append)
+        self.arrivals = IncomingTransfers(holding, ids, self.dedup)
+
+    def admit(self, segment: Segment) -> None:
+        """Take the segment; these tests look at its dedup ids only."""
+
+    def dead_letter(self, spans: list[Span], reason: DeathReason, error: str | None) -> None:
+        raise AssertionError("nothing is given up here")
+
+    def fence(self, error: TidegateError) -> None:
+        raise AssertionError("nothing is fenced here")
 
     def take(self, *dedup_ids: str, put_at_s: float) -> None:
         segment = Segment(

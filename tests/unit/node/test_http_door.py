@@ -38,7 +38,9 @@ async def node(clock: TurnedClock) -> AsyncIterator[Node]:
 @pytest.fixture
 async def door(node: Node) -> AsyncIterator[str]:
     """Its address."""
-    door = NodePages(node, queues_max=5, request_s_max=LIMIT_S, answer_s_max=LIMIT_S)
+    door = NodePages(
+        node.stats, node.membership, queues_max=5, request_s_max=LIMIT_S, answer_s_max=LIMIT_S
+    )
     await door.start()
     yield node.metrics_address
     await door.stop()
@@ -47,7 +49,7 @@ async def door(node: Node) -> AsyncIterator[str]:
 @pytest.fixture
 async def hasty_door(node: Node) -> AsyncIterator[str]:
     """The address of one that waits half a second for a request."""
-    door = NodePages(node, request_s_max=0.5)
+    door = NodePages(node.stats, node.membership, request_s_max=0.5)
     await door.start()
     yield node.metrics_address
     await door.stop()
@@ -240,7 +242,7 @@ async def test_a_visitor_who_does_not_read_is_hung_up_on(node: Node) -> None:
         for n in range(400):
             await mq.create_queue(f"{'a long name ' * 20}{n}")
             await mq.put(f"{'a long name ' * 20}{n}", b"x")
-    door = NodePages(node, answer_s_max=0.5)
+    door = NodePages(node.stats, node.membership, answer_s_max=0.5)
     await door.start()
     where = urlsplit(node.metrics_address)
     loop = asyncio.get_running_loop()
@@ -271,7 +273,7 @@ async def test_a_port_that_is_taken_is_said_with_what_to_do(node: Node, door: st
     taken = urlsplit(door).port
     assert taken is not None
     with pytest.raises(Unavailable, match=f"on 127.0.0.1:{taken}: .*set metrics.port"):
-        await NodePages(node, port=taken).start()
+        await NodePages(node.stats, node.membership, port=taken).start()
 
 
 async def test_it_is_reachable_on_loopback_only(door: str) -> None:

@@ -41,7 +41,7 @@ async def exposed() -> set[str]:
     """The names of all series of a running node with a queue."""
     node = Node(MemoryStore())
     await node.start()
-    door = NodePages(node)
+    door = NodePages(node.stats, node.membership)
     await door.start()
     try:
         async with Client(node.address) as mq:

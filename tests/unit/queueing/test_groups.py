@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from tidegate.core.model import Attributes, Order
 from tidegate.core.segment import Budget, Segment
-from tidegate.queueing import MessageEvent
 from tidegate.queueing.queue import MessageSelector, Queue
-from tidegate.queueing.spans import Span
+from tidegate.queueing.spans import MessageEvent, Span
 
 CLIENT = 1
 

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from tidegate.core.model import Attributes, Order
 from tidegate.core.segment import Budget, Segment
-from tidegate.queueing import MessageEvent, MessageState
 from tidegate.queueing.leases import LeaseBook
 from tidegate.queueing.queue import Queue
-from tidegate.queueing.spans import ANYONE
+from tidegate.queueing.spans import ANYONE, MessageEvent, MessageState
 
 
 def a_segment(

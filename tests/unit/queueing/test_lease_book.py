@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from thoroughness import examples
 
 from tidegate.core.segment import Segment
-from tidegate.queueing import MessageState
 from tidegate.queueing.leases import LeaseBook
-from tidegate.queueing.spans import Span
+from tidegate.queueing.spans import MessageState, Span
 
 LEASE_S = 10.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidegate.core.errors import InternalError
-from tidegate.queueing import TRANSITIONS, MessageEvent, MessageState, next_state
+from tidegate.queueing.spans import TRANSITIONS, MessageEvent, MessageState, next_state
 
 
 @pytest.mark.parametrize("state", MessageState)

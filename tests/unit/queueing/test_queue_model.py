@@ -28,9 +28,8 @@ from thoroughness import examples
 
 from tidegate.core.model import Attributes, Order, merge_ranges
 from tidegate.core.segment import Budget, Segment
-from tidegate.queueing import MessageEvent, MessageState
 from tidegate.queueing.queue import MessageSelector, Queue
-from tidegate.queueing.spans import AFTER_ALL, ANYONE, BEFORE_ALL, Span
+from tidegate.queueing.spans import AFTER_ALL, ANYONE, BEFORE_ALL, MessageEvent, MessageState, Span
 
 CLIENTS = [1, 2, 3]
 SENDERS = [1, 2]

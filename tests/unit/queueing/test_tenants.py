@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from tidegate.core.model import Attributes, Order
 from tidegate.core.segment import Budget, Segment
-from tidegate.queueing import MessageEvent
 from tidegate.queueing.queue import Queue
-from tidegate.queueing.spans import Span
+from tidegate.queueing.spans import MessageEvent, Span
 
 CLIENT = 1
 

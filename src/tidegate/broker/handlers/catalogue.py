@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidegate.broker.access import act_for, authenticate, prove
+from tidegate.broker.batch import check_put
 from tidegate.broker.handlers import (
     check_id,
     check_name,
     check_policy,
-    check_put,
     check_put_to_queues,
     check_queue_name,
     unknown_outcome,
@@ -105,7 +105,7 @@ if TYPE_CHECKING:
 
 async def create_topic(session: Session, packet: CreateTopic, event: ReceivedPacket) -> None:
     name = check_name(packet.name, session.limits)
-    store = session.node.store
+    store = session.context.store
     async with unknown_outcome(store):
         topic = await store.create_topic(name)
     if topic is None:
@@ -115,7 +115,7 @@ async def create_topic(session: Session, packet: CreateTopic, event: ReceivedPac
 
 async def delete_topic(session: Session, packet: DeleteTopic, event: ReceivedPacket) -> None:
     name = check_name(packet.name, session.limits)
-    store = session.node.store
+    store = session.context.store
     async with unknown_outcome(store):
         deleted = await store.delete_topic(name)
     if not deleted:
@@ -129,13 +129,15 @@ async def topics(session: Session, packet: GetTopics, event: ReceivedPacket) -> 
         msgspec.structs.replace(
             topic, subscriptions=guard.visible(topic.subscriptions, lambda each: each.queue)
         )
-        for topic in guard.visible(await session.node.store.list_topics(), lambda each: each.name)
+        for topic in guard.visible(
+            await session.context.store.list_topics(), lambda each: each.name
+        )
     ]
     session.answer(GetTopicsResponse(found), event.packet_id)
 
 
 async def subscribe_topic(session: Session, packet: SubscribeTopic, event: ReceivedPacket) -> None:
-    store = session.node.store
+    store = session.context.store
     topic = check_name(packet.topic, session.limits)
     name = check_queue_name(packet.queue, session.limits)
     check_filter(packet.filter)
@@ -154,14 +156,16 @@ async def subscribe_topic(session: Session, packet: SubscribeTopic, event: Recei
         raise QueueNameNotUnique(
             f"a queue named {name!r} exists, and one that goes with its connection must be new"
         )
-    await session.node.ownership.settle(queue.queue_id)
+    await session.parts.ownership.settle(queue.queue_id)
     session.answer(SubscribeTopicResponse(queue), event.packet_id)
 
 
 async def _subscribe(session: Session, packet: SubscribeTopic) -> QueueInfo | None:
-    node = session.node
-    member_id = None if packet.durable else node.member_id
-    queue = await node.store.add_subscription(packet.topic, packet.queue, packet.filter, member_id)
+    context = session.context
+    member_id = None if packet.durable else context.identity.member_id
+    queue = await context.store.add_subscription(
+        packet.topic, packet.queue, packet.filter, member_id
+    )
     if queue is not None and not packet.durable:
         session.takes_along(queue.queue_id)
     return queue
@@ -170,7 +174,7 @@ async def _subscribe(session: Session, packet: SubscribeTopic) -> QueueInfo | No
 async def unsubscribe_topic(
     session: Session, packet: UnsubscribeTopic, event: ReceivedPacket
 ) -> None:
-    store = session.node.store
+    store = session.context.store
     topic = check_name(packet.topic, session.limits)
     queue = await store.find_queue(None, check_name(packet.queue, session.limits))
     if queue is None:
@@ -187,7 +191,7 @@ async def unsubscribe_topic(
 async def publish(session: Session, packet: Publish, event: ReceivedPacket) -> None:
     check_name(packet.topic, session.limits)
     check_put(packet.messages, len(event.body), session.limits)
-    counts = await session.node.publishing.publish(packet, bytes(event.body), session.client_id)
+    counts = await session.parts.publishing.publish(packet, bytes(event.body), session.client_id)
     if isinstance(counts, str):
         await session.forward_to(counts, packet, event.frame)
         return
@@ -218,7 +222,7 @@ def ping(session: Session, packet: Ping, event: ReceivedPacket) -> None:
 
 async def register(session: Session, packet: RegisterClient, event: ReceivedPacket) -> None:
     name = check_name(packet.name, session.limits)
-    client = await session.node.store.register_client(
+    client = await session.context.store.register_client(
         name, packet.mode_wanted, session.authorizer.user
     )
     if client is None:
@@ -234,7 +238,7 @@ async def identify(session: Session, packet: IdentifyClient, event: ReceivedPack
         check_id(packet.client_id)
     if packet.name is not None:
         check_name(packet.name, session.limits)
-    client = await session.node.store.find_client(
+    client = await session.context.store.find_client(
         packet.client_id, packet.name, session.authorizer.user
     )
     if client is None:
@@ -249,7 +253,7 @@ async def delete_client(session: Session, packet: DeleteClient, event: ReceivedP
     if packet.client_id != session.client_id and not is_admin:
         raise ModeForbids("only an admin deletes other clients")
     check_id(packet.client_id)
-    store = session.node.store
+    store = session.context.store
     async with unknown_outcome(store):
         deleted = await store.delete_client(packet.client_id)
     if not deleted:
@@ -259,7 +263,7 @@ async def delete_client(session: Session, packet: DeleteClient, event: ReceivedP
 
 async def find_client(session: Session, packet: FindClient, event: ReceivedPacket) -> None:
     name = check_name(packet.name, session.limits)
-    client_id = await session.node.store.reserve_client(name)
+    client_id = await session.context.store.reserve_client(name)
     session.answer(FindClientResponse(client_id), event.packet_id)
 
 
@@ -270,12 +274,12 @@ async def create_queue(session: Session, packet: CreateQueue, event: ReceivedPac
     queue = await asyncio.shield(asyncio.create_task(_create_queue(session, name, packet)))
     if queue is None:
         raise QueueNameNotUnique(f"a queue named {name!r} exists")
-    await session.node.ownership.settle(queue.queue_id)
+    await session.parts.ownership.settle(queue.queue_id)
     session.answer(CreateQueueResponse(queue), event.packet_id)
 
 
 async def _create_queue(session: Session, name: str, packet: CreateQueue) -> QueueInfo | None:
-    store = session.node.store
+    store = session.context.store
     async with unknown_outcome(store):
         queue = await store.create_queue(name, packet.durable, packet.policy)
     if queue is not None and packet.ephemeral:
@@ -285,7 +289,7 @@ async def _create_queue(session: Session, name: str, packet: CreateQueue) -> Que
 
 async def queue_by_name(session: Session, packet: GetQueueId, event: ReceivedPacket) -> None:
     name = check_name(packet.name, session.limits)
-    queue = await session.node.store.find_queue(None, name)
+    queue = await session.context.store.find_queue(None, name)
     if queue is None:
         raise QueueNotExisting(f"no queue named {name!r}: create it first")
     session.answer(GetQueueIdResponse(queue), event.packet_id)
@@ -293,14 +297,14 @@ async def queue_by_name(session: Session, packet: GetQueueId, event: ReceivedPac
 
 async def queue_by_id(session: Session, packet: GetQueueName, event: ReceivedPacket) -> None:
     check_id(packet.queue_id)
-    queue = await session.node.store.find_queue(packet.queue_id, None)
+    queue = await session.context.store.find_queue(packet.queue_id, None)
     if queue is None:
         raise QueueNotExisting(f"no queue {packet.queue_id}")
     session.answer(GetQueueNameResponse(queue), event.packet_id)
 
 
 async def queues(session: Session, packet: GetQueues, event: ReceivedPacket) -> None:
-    listed = await session.node.store.list_queues()
+    listed = await session.context.store.list_queues()
     found = session.authorizer.visible(listed, lambda queue: logical_name(queue.name))
     if not found:
         raise NoQueues("there are no queues yet")
@@ -308,10 +312,10 @@ async def queues(session: Session, packet: GetQueues, event: ReceivedPacket) -> 
 
 
 async def active_queues(session: Session, packet: GetActiveQueues, event: ReceivedPacket) -> None:
-    stored = await session.node.store.active_queues(session.client_id)
+    stored = await session.context.store.active_queues(session.client_id)
     active: dict[int, QueueInfo] = {queue.queue_id: queue for queue in stored}
     # This node knows its own queues better, and only it knows its transient ones.
-    for queue_id, replica in session.node.replicas.items():
+    for queue_id, replica in session.parts.ownership.replicas.items():
         if replica.info.elastic or replica.info.alias_id:
             continue  # The store sees all replicas of a logical queue
         if replica.knows_all_for(session.client_id):
@@ -327,7 +331,7 @@ async def active_queues(session: Session, packet: GetActiveQueues, event: Receiv
 
 async def put_to_queues(session: Session, packet: PutToQueues, event: ReceivedPacket) -> None:
     check_put_to_queues(packet, len(event.body), session.limits)
-    took = await session.node.publishing.put_to(packet, bytes(event.body), session.client_id)
+    took = await session.parts.publishing.put_to(packet, bytes(event.body), session.client_id)
     if isinstance(took, str):
         await session.forward_to(took, packet, event.frame)
         return
@@ -338,7 +342,7 @@ async def stats(session: Session, packet: Stats, event: ReceivedPacket) -> None:
     if not 1 <= packet.steps <= STEPS_MAX:
         raise InvalidValue(f"between 1 and {STEPS_MAX} control steps, not {packet.steps}")
     steps = packet.steps if packet.consumers else None
-    numbers = await session.node.stats.of_cluster(
+    numbers = await session.parts.stats.of_cluster(
         packet.queue_id, packet.cluster, steps, with_durations=packet.durations
     )
     for node in numbers.nodes:
@@ -358,7 +362,7 @@ def rights(session: Session, packet: GetRights, event: ReceivedPacket) -> None:
 
 
 async def topologies(session: Session, packet: GetTopologies, event: ReceivedPacket) -> None:
-    version, found = await session.node.aliases.all_of_them()
+    version, found = await session.parts.aliases.all_of_them()
     if version == packet.version:
         session.answer(GetTopologiesResponse(version, None), event.packet_id)
         return
@@ -371,7 +375,7 @@ async def topologies(session: Session, packet: GetTopologies, event: ReceivedPac
 async def members(session: Session, packet: GetMembers, event: ReceivedPacket) -> None:
     found = [
         Member(member.member_id, member.name, member.address, member.alive, member.queues)
-        for member in await session.node.store.members()
+        for member in await session.context.store.members()
     ]
     session.answer(GetMembersResponse(found), event.packet_id)
 

@@ -20,7 +20,6 @@ from tidegate.core.decisions import FLEET, OVERRIDE_LAW, Decision
 from tidegate.core.errors import (
     ChangedMeanwhile,
     InvalidValue,
-    NotOwner,
     QueueNotExisting,
     TidegateError,
     Unavailable,
@@ -70,7 +69,7 @@ ForwardedPacket = TypeVar("ForwardedPacket", bound=Packet)
 
 
 def join(session: Session, replica: Replica, packet: Join, frame: Frame) -> Awaitable[None] | None:
-    alias = session.node.aliases.logical_queue(replica)
+    alias = session.parts.aliases.logical_queue(replica)
     if alias is None:
         return _join_later(session, replica, packet, frame)
     session.answer(alias.join(session, packet), frame.packet_id)
@@ -78,20 +77,20 @@ def join(session: Session, replica: Replica, packet: Join, frame: Frame) -> Awai
 
 
 async def _join_later(session: Session, replica: Replica, packet: Join, frame: Frame) -> None:
-    alias = await session.node.aliases.alias(replica)
+    alias = await session.parts.aliases.alias(replica)
     if session.state is not ProtocolState.CLOSED:
         session.answer(alias.join(session, packet), frame.packet_id)
 
 
 def leave(session: Session, replica: Replica, packet: Leave, frame: Frame) -> None:
-    alias = session.node.aliases.logical_queue(replica)
+    alias = session.parts.aliases.logical_queue(replica)
     if alias is not None:
         alias.leave(session, packet.role, packet.member)
     session.answer(Success(), frame.packet_id)
 
 
 async def topology(session: Session, replica: Replica, packet: GetTopology, frame: Frame) -> None:
-    found = await session.node.store.topology(packet.queue_id)
+    found = await session.context.store.topology(packet.queue_id)
     if found is None:
         raise InvalidValue(
             f"queue {replica.info.title} is a plain queue: `tidegate scale` spreads it"
@@ -110,7 +109,7 @@ async def set_scaling(session: Session, replica: Replica, packet: SetScaling, fr
                 f"queue {name!r} is transient, and only stored messages can change their replica: "
                 "make a durable queue"
             )
-    found = await session.node.store.topology(packet.queue_id)
+    found = await session.context.store.topology(packet.queue_id)
     before = None if found is None else found.scaling
     if packet.is_compared and before == packet.scaling != packet.before:
         # A repeated request after a lost answer: it is done already.
@@ -118,7 +117,7 @@ async def set_scaling(session: Session, replica: Replica, packet: SetScaling, fr
         return
     expected = packet.before if packet.is_compared else UNSET
     try:
-        is_done = await session.node.store.set_scaling(packet.queue_id, packet.scaling, expected)
+        is_done = await session.context.store.set_scaling(packet.queue_id, packet.scaling, expected)
     except ChangedMeanwhile:
         raise scaling_changed_meanwhile(name) from None
     if not is_done:
@@ -126,22 +125,22 @@ async def set_scaling(session: Session, replica: Replica, packet: SetScaling, fr
             raise InvalidValue(f"queue {name!r} still has replicas: let them drain first")
         raise QueueNotExisting(f"no queue {name!r}")
     await record_scaling_override(session, name, before, packet.scaling)
-    await session.node.aliases.poll(again=True)
+    await session.parts.aliases.poll(again=True)
     session.answer(Success(), frame.packet_id)
 
 
 async def migrate(session: Session, replica: Replica, packet: MigrateClients, frame: Frame) -> None:
-    alias = await session.node.aliases.alias(replica)
+    alias = await session.parts.aliases.alias(replica)
     if not alias.takes_clients(packet.target_id):
         # The leader has just stored that the target serves.
-        await session.node.aliases.poll(again=True)
-        alias = await session.node.aliases.alias(replica)
+        await session.parts.aliases.poll(again=True)
+        alias = await session.parts.aliases.alias(replica)
     alias.migrate(packet)
     session.answer(Success(), frame.packet_id)
 
 
 async def pull(session: Session, replica: Replica, packet: Pull, frame: Frame) -> None:
-    count = await session.node.exchange.pull(
+    count = await session.parts.exchange.pull(
         replica, packet.source, packet.count, homed=packet.homed
     )
     session.answer(PullResponse(count), frame.packet_id)
@@ -152,7 +151,7 @@ async def give_away(session: Session, replica: Replica, packet: GiveAway, frame:
         # Only a node knows that the ids it sends are reserved. A node that speaks for a client does
         # not.
         raise UnexpectedPacket("only nodes ask each other for messages: use Pull")
-    answer = await session.node.exchange.give_segments(replica, packet)
+    answer = await session.parts.exchange.give_segments(replica, packet)
     session.answer(answer, frame.packet_id)
 
 
@@ -172,24 +171,18 @@ LOGICAL_QUEUE_HANDLERS: dict[
 async def get_fate(session: Session, packet: GetFate, event: ReceivedPacket) -> None:
     """Tell whether a batch was stored at a replica that is gone: its marks stay in the store."""
     check_id(packet.replica_id)
-    found = await session.node.store.find_queue(packet.replica_id, None)
+    found = await session.context.store.find_queue(packet.replica_id, None)
     if found is not None and found.alias_id != packet.queue_id:
         # The answer must not reveal other queues.
         raise QueueNotExisting(f"queue {packet.queue_id} has no replica {packet.replica_id}")
     if found is not None:
         raise Unavailable(f"replica {packet.replica_id} is still there: send the batch there again")
-    marks = await session.node.store.marks(packet.replica_id)
+    marks = await session.context.store.marks(packet.replica_id)
     is_stored = any(low <= packet.batch < high for low, high in marks.get(packet.producer, ()))
     session.answer(GetFateResponse(is_stored), event.packet_id)
 
 
 # All replicas of a logical queue
-
-
-def refuse_at_alias(replica: Replica) -> None:
-    """Raise `NotOwner` for a queue whose messages are at its replicas."""
-    if replica.info.elastic:
-        raise NotOwner(f"queue {replica.info.title} is spread over replicas: join it")
 
 
 async def at_every_replica(
@@ -202,16 +195,15 @@ async def at_every_replica(
 
     Replicas that are deleted meanwhile are left out.
     """
-    node = session.node
-    found: Topology | None = await node.store.topology(alias.info.queue_id)
+    found: Topology | None = await session.context.store.topology(alias.info.queue_id)
     answers: list[tuple[Any, bytes | memoryview]] = []
     for place in [] if found is None else found.replicas:
         with contextlib.suppress(QueueNotExisting):
-            owner = await node.ownership.route(place.queue_id)
+            owner = await session.parts.ownership.route(place.queue_id)
             if isinstance(owner, Replica):
                 answers.append((await here(owner), b""))
             else:
-                answered = await node.node_clients.request_with_body(
+                answered = await session.parts.node_clients.request_with_body(
                     owner, request(place.queue_id), _ANSWER_S
                 )
                 answers.append((answered.packet, answered.body))
@@ -223,13 +215,13 @@ async def at_every_replica(
 
 async def fleet(session: Session, packet: GetFleet, event: ReceivedPacket) -> None:
     """Answer with all machines, and with the slots that the user may see."""
-    store = session.node.store
+    store = session.context.store
     leader, epoch = await store.leader()
     living = {member.member_id for member in await store.members() if member.alive}
     machines = await store.machines()
     # The cached topologies: consoles ask every two seconds, and the store is asked only for
     # changes.
-    _, known = await session.node.aliases.all_of_them()
+    _, known = await session.parts.aliases.all_of_them()
     topologies = session.authorizer.visible(known, lambda one: one.queue)
     places = [(topology.queue, place) for topology in topologies for place in topology.replicas]
     instances = session.authorizer.visible(await store.instances(), lambda one: one.service)
@@ -274,7 +266,7 @@ async def steer_service(session: Session, packet: SteerService, event: ReceivedP
     """Store a user's override of a service; the leader applies it."""
     if wrong := override_problems(packet.by_hand):
         raise InvalidValue("; ".join(wrong))
-    store = session.node.store
+    store = session.context.store
     services = {one.spec.name: one for one in await store.services()}
     service = services.get(packet.service)
     # A repeated request after a lost answer: it is stored already.
@@ -295,7 +287,7 @@ EXPLAIN_COUNT_MAX = 500
 async def explain(session: Session, packet: Explain, event: ReceivedPacket) -> None:
     """Answer with recent decisions about a queue, or about machines without a queue id."""
     _check_count(packet.count)
-    store = session.node.store
+    store = session.context.store
     service = FLEET
     if packet.queue_id is not None:
         queue = await store.find_queue(packet.queue_id, None)
@@ -309,7 +301,7 @@ async def explain(session: Session, packet: Explain, event: ReceivedPacket) -> N
 async def explain_service(session: Session, packet: ExplainService, event: ReceivedPacket) -> None:
     """Answer with recent decisions about a service."""
     _check_count(packet.count)
-    store = session.node.store
+    store = session.context.store
     if packet.service not in [one.spec.name for one in await store.services()]:
         raise InvalidValue(f"no service is called {packet.service!r}: see `tidegate services`")
     documents = await store.decisions(decision_subject(packet.service), packet.count)
@@ -368,10 +360,10 @@ async def record_service_override(
 async def _record_override(
     session: Session, queue: str, reason: str, otherwise: str, *, loop: str = "queue"
 ) -> None:
-    node = session.node
+    context, recording = session.context, session.parts.recording
     who = session.authorizer.user or session.client_name or "a client without a name"
     change = Decision(
-        at=node.clock.wall(),
+        at=context.clock.wall(),
         loop=loop,
         service=queue,
         law=OVERRIDE_LAW,
@@ -380,8 +372,8 @@ async def _record_override(
         otherwise=otherwise,
         by=who,
     )
-    if node.recording is not None:
-        node.recording.recorder.decision(
+    if recording is not None:
+        recording.recorder.decision(
             change.loop,
             queue,
             change.law,
@@ -392,8 +384,8 @@ async def _record_override(
             reason=change.reason,
         )
     try:
-        _, epoch = await node.store.leader()
-        await node.store.note_decision(queue, msgspec.json.encode(change), epoch)
+        _, epoch = await context.store.leader()
+        await context.store.note_decision(queue, msgspec.json.encode(change), epoch)
     except TidegateError as failure:
         log.warning("who has changed %s is not written down: %s", queue, failure)
 

@@ -13,27 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidegate.broker.batch import Batch
+from tidegate.broker.batch import INT4_MAX, INT8_MAX, Batch, check_integers, check_put
 from tidegate.broker.context import make_run
 from tidegate.broker.dispatch import Consumer, PendingRead
 from tidegate.broker.handlers import (
-    check_context,
-    check_error,
+    RANGES_MAX,
     check_id,
-    check_id_ranges,
+    check_name,
     check_policy,
     check_prefetch,
-    check_put,
     check_ranges,
-    check_redrive,
-    check_wait,
     unknown_outcome,
 )
 from tidegate.broker.handlers.cluster import (
     LOGICAL_QUEUE_HANDLERS,
     at_every_replica,
     record_policy_override,
-    refuse_at_alias,
 )
 from tidegate.broker.replica import Replica
 from tidegate.broker.settling import check_no_other_experiment, set_experiment_prefetch
@@ -42,10 +37,13 @@ from tidegate.core.errors import (
     InvalidValue,
     LeaseLost,
     NoMessagesRetrieved,
+    NotOwner,
     TidegateError,
+    TooLarge,
     UniqueConstraint,
 )
-from tidegate.core.model import Order, policy_changed_meanwhile
+from tidegate.core.model import DeathReason, Order, policy_changed_meanwhile
+from tidegate.core.runtime import NodeLimits
 from tidegate.protocol.catalogue import DeleteQueue, PurgeQueue, PurgeQueueResponse, SetPolicy
 from tidegate.protocol.cluster import SetOwner
 from tidegate.protocol.connection import FRAME_BYTES_MAX, Frame
@@ -125,7 +123,7 @@ def read_message(session: Session, replica: Replica, packet: ReadMessage, frame:
 
 
 def read_response(session: Session, replica: Replica, packet: ReadResponse, frame: Frame) -> None:
-    check_context(packet.context)
+    _check_context(packet.context)
     match = MessageSelector(context=packet.context, asker=session.client_id)
     _read(session, replica, packet, frame, Order.OLDEST, match, ReadResponseResponse)
 
@@ -139,8 +137,8 @@ def _read(
     match: MessageSelector | None,
     response: type[ReadMessageResponse | ReadResponseResponse],
 ) -> None:
-    refuse_at_alias(replica)
-    check_wait(packet.wait_ms, packet.lease_ms)
+    _refuse_at_alias(replica)
+    _check_wait(packet.wait_ms, packet.lease_ms)
 
     def answer(run: Run, body: memoryview) -> None:
         session.resources.forget_reader(frame.packet_id)
@@ -174,7 +172,7 @@ def withdraw(session: Session, replica: Replica, packet: Withdraw, frame: Frame)
 def subscribe(session: Session, replica: Replica, packet: Subscribe, frame: Frame) -> None:
     if packet.consumer < 1:
         raise InvalidValue("consumers are numbered from 1")
-    refuse_at_alias(replica)
+    _refuse_at_alias(replica)
     check_prefetch(packet.prefetch, session.limits)
     if replica.dispatch.holders.of(session, packet.consumer) is not None:
         raise UniqueConstraint(f"consumer {packet.consumer} exists on this connection")
@@ -222,8 +220,8 @@ def give_back(session: Session, replica: Replica, packet: Return, frame: Frame) 
     check_ranges(packet.ranges)
     holder = _holder(session, replica, packet.consumer)
     if packet.delay_ms is not None:
-        check_wait(packet.delay_ms, None)
-    check_error(packet.error)
+        _check_wait(packet.delay_ms, None)
+    _check_error(packet.error)
     lost = replica.dispatch.return_messages(holder, packet.ranges, packet)
     session.answer(SettleResponse(lost), frame.packet_id)
 
@@ -231,7 +229,7 @@ def give_back(session: Session, replica: Replica, packet: Return, frame: Frame) 
 def extend(session: Session, replica: Replica, packet: Extend, frame: Frame) -> None:
     if packet.ranges is not None:
         check_ranges(packet.ranges)
-    check_wait(0, packet.lease_ms)
+    _check_wait(0, packet.lease_ms)
     holder = _holder(session, replica, packet.consumer)
     lease_s = None if packet.lease_ms is None else packet.lease_ms / 1e3
     lost = replica.dispatch.extend(holder, packet.ranges, lease_s)
@@ -357,7 +355,7 @@ async def waiting_ids(
     session: Session, replica: Replica, packet: GetWaitingIds, frame: Frame
 ) -> None:
     last_id = _checked_last_id(packet.limit, packet.last_id)
-    refuse_at_alias(replica)
+    _refuse_at_alias(replica)
     # Read before the messages are listed: messages that arrive meanwhile may be missing.
     below_id = replica.intake.ids.next_id
     ranges = await replica.by_id.waiting_ids(packet.limit, last_id)
@@ -367,8 +365,8 @@ async def waiting_ids(
 async def acknowledge_ids(
     session: Session, replica: Replica, packet: AcknowledgeIds, frame: Frame
 ) -> None:
-    check_id_ranges(packet.ranges)
-    refuse_at_alias(replica)
+    _check_id_ranges(packet.ranges)
+    _refuse_at_alias(replica)
     count = await replica.by_id.acknowledge(packet.ranges)
     session.answer(AcknowledgeIdsResponse(count), frame.packet_id)
 
@@ -392,13 +390,13 @@ async def delete(session: Session, replica: Replica, packet: DeleteQueue, frame:
             f"{replica.info.title} cannot be deleted alone: have fewer replicas "
             "(`tidegate scale`), or delete the queue"
         )
-    async with unknown_outcome(session.node.store):
-        await session.node.ownership.delete_queue(replica)
+    async with unknown_outcome(session.context.store):
+        await session.parts.ownership.delete_queue(replica)
     session.answer(Success(), frame.packet_id)
 
 
 async def set_owner(session: Session, replica: Replica, packet: SetOwner, frame: Frame) -> None:
-    await session.node.ownership.transfer_ownership(replica, packet.member_id)
+    await session.parts.ownership.transfer_ownership(replica, packet.member_id)
     session.answer(Success(), frame.packet_id)
 
 
@@ -430,9 +428,56 @@ async def set_policy(session: Session, replica: Replica, packet: SetPolicy, fram
 
 
 async def redrive(session: Session, replica: Replica, packet: Redrive, frame: Frame) -> None:
-    check_redrive(packet, session.limits)
-    count = await session.node.dead_letters.redrive(replica, packet, session.authorizer)
+    _check_redrive(packet, session.limits)
+    count = await session.parts.dead_letters.redrive(replica, packet, session.authorizer)
     session.answer(RedriveResponse(count), frame.packet_id)
+
+
+# Checks of packets and queues.
+
+
+ERROR_LENGTH_MAX = 4000
+
+
+def _refuse_at_alias(replica: Replica) -> None:
+    """Raise `NotOwner` for a queue whose messages are at its replicas."""
+    if replica.info.elastic:
+        raise NotOwner(f"queue {replica.info.title} is spread over replicas: join it")
+
+
+def _check_context(context: int) -> None:
+    check_integers((context,), INT8_MAX)
+
+
+def _check_wait(wait_ms: int, lease_ms: int | None) -> None:
+    if not 0 <= wait_ms <= INT4_MAX or not 0 < (lease_ms or 1) <= INT4_MAX:
+        raise InvalidValue("waits and leases are counted in milliseconds, up to 24 days")
+
+
+def _check_id_ranges(ranges: list[tuple[int, int]]) -> None:
+    """Check ranges of message ids, which count from 1."""
+    if len(ranges) > RANGES_MAX:
+        raise TooLarge(f"a packet names at most {RANGES_MAX} ranges of ids, not {len(ranges)}")
+    for first, last in ranges:
+        if not 1 <= first <= last <= INT8_MAX:
+            raise InvalidValue(f"no ids run from {first} to {last}")
+
+
+def _check_error(error: str | None) -> None:
+    if error is not None and (len(error) > ERROR_LENGTH_MAX or "\x00" in error):
+        raise InvalidValue(f"an error has at most {ERROR_LENGTH_MAX} characters, none of them NUL")
+
+
+def _check_redrive(packet: Redrive, limits: NodeLimits) -> None:
+    if packet.to is not None:
+        check_name(packet.to, limits)
+    if packet.limit is not None and packet.limit < 1:
+        raise InvalidValue(f"limit must be at least 1, not {packet.limit}")
+    if packet.reason is not None and packet.reason not in list(DeathReason):
+        raise InvalidValue(f"reason is one of {', '.join(DeathReason)}, not {packet.reason!r}")
+
+
+# The table of handlers.
 
 
 # Called with the session, the replica, the packet, and the frame in which it came.
