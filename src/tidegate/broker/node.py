@@ -61,8 +61,9 @@ from tidegate.broker.session import Session
 from tidegate.broker.stats import NodeStatsCollector
 from tidegate.broker.transactions import Publishing, QueueColocation, Topics, Transactions
 from tidegate.broker.transfer import SegmentTransfer
+from tidegate.client.address import Credentials, parse_address, verifying_context
 from tidegate.client.client import Client
-from tidegate.client.connection import Credentials, Response, parse_address, verifying_context
+from tidegate.client.connection import Response
 from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
 from tidegate.core.model import QueueInfo
 from tidegate.core.runtime import NodeLimits, cancel_and_wait

@@ -17,7 +17,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 from tidegate.broker.access import NODE_USER
-from tidegate.client.connection import parse_url
+from tidegate.client.address import parse_url
 from tidegate.core.errors import (
     IoFailure,
     NotOwner,

@@ -33,9 +33,9 @@ from typing import Any, NamedTuple, TypeVar, Unpack
 
 import msgspec
 
+from tidegate.client.blocking import new_event_loop
 from tidegate.client.client import Client
 from tidegate.client.connect import Connector, connect, default_url
-from tidegate.client.connection import new_event_loop
 from tidegate.client.engine import EngineClient, EngineSubscription
 from tidegate.client.handler import (
     Handler,

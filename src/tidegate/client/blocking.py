@@ -16,7 +16,6 @@ from msgspec import UNSET, UnsetType
 from tidegate.client import tracing
 from tidegate.client.catalogue import WaitingIds
 from tidegate.client.client import Client
-from tidegate.client.connection import new_event_loop
 from tidegate.client.handler import error_text
 from tidegate.client.message import Message, MessageBatch
 from tidegate.client.options import PutOptions
@@ -34,6 +33,15 @@ from tidegate.protocol.cluster import Member
 from tidegate.telemetry.stats import ClusterStats
 
 Result = TypeVar("Result")
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop of uvloop if it is installed (extra `node`), else of asyncio."""
+    try:
+        from uvloop import new_event_loop
+    except ModuleNotFoundError:
+        return asyncio.new_event_loop()
+    return new_event_loop()
 
 
 class LoopThread:

@@ -34,14 +34,9 @@ from itertools import count
 from typing import Any, Literal
 
 from tidegate.client import tracing
+from tidegate.client.address import Credentials, find_credentials, parse_address, verifying_context
 from tidegate.client.catalogue import CatalogueCalls, LogicalQueueCalls, TemporaryQueues, TopicCalls
-from tidegate.client.connection import (
-    ClusterConnection,
-    Credentials,
-    find_credentials,
-    parse_address,
-    verifying_context,
-)
+from tidegate.client.connection import ClusterConnection
 from tidegate.client.consumer import RemoteConsumer
 from tidegate.client.message import Message
 from tidegate.client.options import check_count

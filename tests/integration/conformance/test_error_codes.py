@@ -13,8 +13,9 @@ from people import add_user, login
 from waiting import LIMIT_S, eventually_async
 
 from tidegate.broker.node import Node
+from tidegate.client.address import parse_url
 from tidegate.client.client import Client
-from tidegate.client.connection import Transport, parse_url
+from tidegate.client.connection import Transport
 from tidegate.core import errors as e
 from tidegate.core.model import Attributes, ClientInfo, ClientMode, QueueInfo
 from tidegate.core.runtime import NodeLimits

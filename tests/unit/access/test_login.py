@@ -14,9 +14,10 @@ from waiting import eventually_async
 from tidegate.broker.access import NODE_USER
 from tidegate.broker.node import Node
 from tidegate.broker.session import Session
+from tidegate.client.address import Credentials, parse_url
 from tidegate.client.client import Client
 from tidegate.client.connect import connect as tidegate_connect
-from tidegate.client.connection import Credentials, Transport, parse_url
+from tidegate.client.connection import Transport
 from tidegate.core.errors import (
     ClientNotExisting,
     Forbidden,

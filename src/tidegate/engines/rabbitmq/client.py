@@ -42,9 +42,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self, Unpa
 from yarl import URL
 
 from tidegate.client import tracing
+from tidegate.client.address import read_password_file, redact_url, verifying_context
 from tidegate.client.client import Client, bound_replica
 from tidegate.client.connect import Connector
-from tidegate.client.connection import read_password_file, redact_url, verifying_context
 from tidegate.client.handler import error_text
 from tidegate.client.options import (
     MessageOptions,
