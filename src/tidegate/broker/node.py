@@ -401,7 +401,7 @@ class NodeClients:
 
     async def _client(self, address: str) -> Client:
         client = self._clients.get(address)
-        if client is not None and client.link is not None and client.link.alive:
+        if client is not None and client.transport is not None and client.transport.alive:
             return client
         if self._closed:
             raise Unavailable("this node is going away")

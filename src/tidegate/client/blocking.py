@@ -15,12 +15,11 @@ from msgspec import UNSET, UnsetType
 
 from tidegate.client import tracing
 from tidegate.client.catalogue import WaitingIds
-from tidegate.client.client import Client
+from tidegate.client.client import Client, OrderName
 from tidegate.client.handler import error_text
 from tidegate.client.message import Message, MessageBatch
 from tidegate.client.options import PutOptions
-from tidegate.client.reads import OrderName
-from tidegate.client.replica_producer import ProducerHandle
+from tidegate.client.puts import ProducerHandle
 from tidegate.client.subscription import Subscription
 from tidegate.client.transaction import Transaction
 from tidegate.core.decisions import Decision

@@ -22,9 +22,8 @@ from tidegate.client.address import (
     verifying_context,
 )
 from tidegate.client.blocking import BlockingClient
-from tidegate.client.client import Client
+from tidegate.client.client import Client, ModeName
 from tidegate.client.engine import ENGINES, EngineClient
-from tidegate.client.reads import ModeName
 from tidegate.core.errors import InvalidValue
 
 URL_VARIABLE = "TIDEGATE_URL"

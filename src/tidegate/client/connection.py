@@ -37,7 +37,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from tidegate.client.address import Credentials
 from tidegate.core.errors import (
@@ -73,6 +73,19 @@ _HEARTBEAT_S = 10.0
 TRANSIENT_ERRORS = (Unavailable, NotOwner, StaleEpoch)
 
 
+class ConnectionListener(Protocol):
+    """The client that a connection belongs to."""
+
+    def on_push(self, packet: Packet, body: memoryview) -> None:
+        """Handle a packet that is no answer. The body is valid only during the call."""
+
+    def on_resumed(self) -> None:
+        """Register and send everything again, over a new transport."""
+
+    def on_outage(self, error: TidegateError) -> None:
+        """Fail everything that waits for a transport."""
+
+
 class ClusterConnection:
     """A reconnecting connection of one client to the nodes of its URL."""
 
@@ -86,9 +99,7 @@ class ClusterConnection:
         client_id: int | None,
         mode: ClientMode,
         reconnect_s: float,
-        on_push: Callable[[Packet, memoryview], None],
-        on_resumed: Callable[[], None],
-        on_gave_up: Callable[[TidegateError], None],
+        listener: ConnectionListener,
     ) -> None:
         self._nodes = nodes
         self._credentials = credentials
@@ -97,9 +108,7 @@ class ClusterConnection:
         self._wanted_id = client_id
         self._mode = mode
         self.reconnect_s = reconnect_s
-        self._on_push = on_push
-        self._on_resumed = on_resumed
-        self._on_gave_up = on_gave_up
+        self._listener = listener
         self.transport: Transport | None = None
         self.info: ClientInfo | None = None
         self.generation = 0
@@ -110,6 +119,12 @@ class ClusterConnection:
         self._node: tuple[str, int] | None = None
         self._connected: asyncio.Future[Transport] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    def identity(self) -> ClientInfo:
+        """Return the client's registration; raise `InvalidValue` before it is opened."""
+        if self.info is None:
+            raise InvalidValue("not connected: use `async with tidegate.connect(url) as mq`")
+        return self.info
 
     async def open(self) -> None:
         """Connect to the first node that answers; raise `Unavailable` if none does."""
@@ -145,7 +160,7 @@ class ClusterConnection:
 
     async def _connect(self, host: str, port: int) -> None:
         transport = await Transport.open(
-            host, port, self._on_push, self._on_transport_lost, _CONNECT_S, self._tls
+            host, port, self._listener.on_push, self._on_transport_lost, _CONNECT_S, self._tls
         )
         try:
             async with asyncio.timeout(_CONNECT_S):
@@ -232,7 +247,7 @@ class ClusterConnection:
         finally:
             patience.cancel()
         self.outage = None
-        self._on_resumed()
+        self._listener.on_resumed()
 
     async def _try_every_node(self) -> bool:
         for host, port in self._nodes:
@@ -253,7 +268,7 @@ class ClusterConnection:
         self.outage = error
         if self._connected is not None and not self._connected.done():
             self._connected.set_exception(error)
-        self._on_gave_up(error)
+        self._listener.on_outage(error)
 
     async def connected(self) -> Transport:
         """Return the current transport, and wait for one if necessary.

@@ -33,20 +33,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
-from tidegate.client.membership import QueueMembership
-from tidegate.client.options import (
-    DEFAULT_MESSAGE_OPTIONS,
-    MessageOptions,
-    PutOptions,
-    checked_options,
-    checked_payload,
-)
+from tidegate.client.directory import QueueDirectory, QueueMembership
+from tidegate.client.options import DEFAULT_MESSAGE_OPTIONS, MessageOptions
 from tidegate.client.producer import OutgoingBatch, PendingMessages, Producer
 from tidegate.core.errors import (
-    InvalidValue,
     IoFailure,
     LimitReached,
     NotHome,
@@ -55,7 +47,6 @@ from tidegate.core.errors import (
     RetryLater,
     TidegateError,
 )
-from tidegate.core.model import PRIORITY_DEFAULT
 from tidegate.core.topology import (
     ALIAS,
     MemberRole,
@@ -69,7 +60,8 @@ from tidegate.protocol.messages import GetFate, GetFateResponse, PutMessageRespo
 from tidegate.protocol.packet import Packet
 
 if TYPE_CHECKING:
-    from tidegate.client.client import Client
+    from tidegate.client.connection import ClusterConnection
+    from tidegate.client.puts import ProducerPool
 
 
 _AWAY_FIRST_S = 0.05
@@ -83,24 +75,22 @@ class ReplicaRouter:
 
     def __init__(
         self,
-        client: Client,
+        connection: ClusterConnection,
+        queues: QueueDirectory,
+        pool: ProducerPool,
         queue: str,
         queue_id: int,
         *,
         member: int = 0,
         wanted: int | None = None,
     ) -> None:
-        self.client = client
+        self.connection = connection
+        self.queues = queues
+        self.pool = pool
         self.queue = queue
         self.queue_id = queue_id
         self.membership = QueueMembership(
-            client,
-            queue_id,
-            MemberRole.PRODUCER,
-            member,
-            wanted=wanted,
-            on_news=self._on_topology,
-            on_refused=self._not_joined,
+            connection, queues, self, queue_id, MemberRole.PRODUCER, member, wanted=wanted
         )
         self._loop = asyncio.get_running_loop()
         self._payloads: list[bytes] = []
@@ -278,7 +268,7 @@ class ReplicaRouter:
 
     # Choosing replicas
 
-    def _on_topology(self) -> None:
+    def on_topology(self) -> None:
         """Apply a new topology, or a new replica of this producer."""
         topology = self.membership.topology
         assert topology is not None
@@ -346,7 +336,7 @@ class ReplicaRouter:
         replica and are certainly not stored go to others. `gone` means that the replica does not
         exist any more.
         """
-        queue_id, transport = outbox.queue_id, self.client.link
+        queue_id, transport = outbox.queue_id, self.connection.transport
         if transport is None or not transport.alive:
             return  # the transport failed, not the replica
         if queue_id is None or queue_id == self.queue_id or queue_id in self._away:
@@ -428,7 +418,9 @@ class ReplicaRouter:
 
     async def batch_result(self, replica_id: int, producer: int, batch: int) -> bool:
         """Return whether a replica that is gone had stored a batch."""
-        answered = await self.client.ask(GetFate(self.queue_id, replica_id, producer, batch))
+        answered = await self.connection.request(
+            GetFate(self.queue_id, replica_id, producer, batch)
+        )
         assert isinstance(answered.packet, GetFateResponse)
         return answered.packet.stored
 
@@ -454,9 +446,9 @@ class ReplicaRouter:
         if not self._ready.done():
             self._ready.set_exception(error)
 
-    def _not_joined(self, error: TidegateError) -> None:
+    def on_join_refused(self, error: TidegateError) -> None:
         """Handle a refused join: the queue is deleted or plain, or access is denied."""
-        self.client.forget_outbox(self, error)
+        self.pool.drop(self)
         if not isinstance(error, QueueNotExisting | NotOwner):
             self.fail(error)
             return
@@ -470,7 +462,7 @@ class ReplicaRouter:
             left = [*(each for each in messages if each is not None), outbox.take_pending(), *left]
         for unsent in left:
             if unsent.payloads:
-                self.client.producer_of(self.queue).add_pending(unsent)
+                self.pool.get(self.queue).add_pending(unsent)
         if not self._ready.done():
             self._ready.set_exception(error)
 
@@ -501,9 +493,9 @@ class ReplicaProducer(Producer):
 
     __slots__ = ("_answered_at", "_fates", "_router")
 
-    def __init__(self, spread: ReplicaRouter, queue_id: int) -> None:
-        super().__init__(spread.client, spread.queue)
-        self._router = spread
+    def __init__(self, router: ReplicaRouter, queue_id: int) -> None:
+        super().__init__(router.connection, router.queues, router.pool, router.queue)
+        self._router = router
         self.queue_id = queue_id
         # The time of its last answer, or of the first batch sent after a pause.
         self._answered_at = 0.0
@@ -562,11 +554,11 @@ class ReplicaProducer(Producer):
         now = self._loop.time()
         if batch.failing_since is None:
             batch.failing_since = now
-        return now - batch.failing_since <= self._client.reconnect_s
+        return now - batch.failing_since <= self._connection.reconnect_s
 
     def _refused(self, batch: OutgoingBatch, error: TidegateError) -> None:
         """Give a batch that is certainly not stored to another replica."""
-        transport = self._client.link
+        transport = self._connection.transport
         if transport is None or not transport.alive:
             # The transport failed, not the replica: keep the batch for the reconnect.
             self._put_back(batch)
@@ -588,7 +580,7 @@ class ReplicaProducer(Producer):
             batch.fail(error)
 
     def _request_result(self, batch: OutgoingBatch) -> None:
-        task = self._client.spawn(self._find_result(batch))
+        task = self._connection.spawn(self._find_result(batch))
         self._fates.add(task)
         task.add_done_callback(self._on_result)
 
@@ -624,13 +616,13 @@ class AssignedReplicaProducer(ReplicaProducer):
 
     __slots__ = ("_index", "_may_wait_at_alias")
 
-    def __init__(self, spread: ReplicaRouter, index: int, *, may_wait_at_alias: bool) -> None:
-        super().__init__(spread, 0)
+    def __init__(self, router: ReplicaRouter, index: int, *, may_wait_at_alias: bool) -> None:
+        super().__init__(router, 0)
         self._index = index
         # Addressed messages may wait at the alias. Groups and dedup ids need a single place: an
         # order or a duplicate is only known there.
         self._may_wait_at_alias = may_wait_at_alias
-        self.queue_id = self._target() or spread.queue_id
+        self.queue_id = self._target() or router.queue_id
 
     def _target(self) -> int | None:
         return self._router.assigned_replica(self._index, may_be_alias=self._may_wait_at_alias)
@@ -646,7 +638,7 @@ class AssignedReplicaProducer(ReplicaProducer):
             super()._flush()
             return
         self._scheduled = False
-        transport = self._client.link
+        transport = self._connection.transport
         if transport is None or not transport.alive:
             return
         # Send to the former replica only batches that it may have stored.
@@ -669,98 +661,3 @@ class AssignedReplicaProducer(ReplicaProducer):
 
     def _finds_room(self, batch: OutgoingBatch) -> bool:
         return False
-
-
-# The public producer of a queue, opened with `client.producer(...)`.
-#
-# It corresponds to the cluster connection factory of the replicated-queues paper. Under the scaling
-# policy "clients" it is assigned to one replica. Under other policies its messages go to all
-# replicas by their shares.
-
-
-class ProducerHandle:
-    """A producer of one queue; use it with `async with`.
-
-    It counts as a client of a logical queue from the start of the block to its end. The end of the
-    block waits until all its messages are confirmed.
-    """
-
-    def __init__(self, client: Client, queue: str, member: int, *, wanted: int | None) -> None:
-        self._client = client
-        self.queue = queue
-        self._member = member
-        self._wanted = wanted
-        self._producer: Producer | ReplicaRouter | None = None
-        self._unconfirmed: set[asyncio.Future[int]] = set()
-
-    async def __aenter__(self) -> ProducerHandle:
-        client = self._client
-        info = await client.queue(self.queue)
-        if info.elastic:
-            self._producer = ReplicaRouter(
-                client, self.queue, info.queue_id, member=self._member, wanted=self._wanted
-            )
-            client.add_producer(self._producer)
-            await self._producer.ready()
-        else:
-            self._producer = Producer(client, self.queue)
-            self._producer.queue_id = info.queue_id
-            client.add_producer(self._producer)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        outbox = self._opened()
-        self._producer = None
-        while self._unconfirmed:
-            await asyncio.wait(set(self._unconfirmed))
-        self._client.drop_producer(outbox)
-        if isinstance(outbox, ReplicaRouter):
-            await outbox.close()
-
-    def _opened(self) -> Producer | ReplicaRouter:
-        if self._producer is None:
-            raise InvalidValue("the producer is not open: use `async with mq.producer(queue)`")
-        return self._producer
-
-    @property
-    def replica(self) -> int | None:
-        """The number of its replica; `None` if it has no replica of its own."""
-        outbox = self._opened()
-        place = outbox.membership.place if isinstance(outbox, ReplicaRouter) else None
-        return None if place is None else place.number
-
-    @property
-    def address(self) -> str | None:
-        """The address of the node that serves its replica; `None` if there is none."""
-        outbox = self._opened()
-        place = outbox.membership.place if isinstance(outbox, ReplicaRouter) else None
-        return None if place is None else place.address
-
-    def put(self, payload: bytes, **options: Unpack[PutOptions]) -> asyncio.Future[int]:
-        """Put a message, and return a future of its id.
-
-        The future is done once the message is on disk. Options and errors are those of
-        `Client.put`.
-        """
-        outbox = self._opened()
-        payload = checked_payload(payload)
-        special = checked_options(options) if options else DEFAULT_MESSAGE_OPTIONS
-        future = (
-            outbox.add(payload)
-            if special == DEFAULT_MESSAGE_OPTIONS
-            else outbox.add_with_options(payload, special)
-        )
-        self._unconfirmed.add(future)
-        future.add_done_callback(self._unconfirmed.discard)
-        return future
-
-    async def put_many(
-        self, payloads: Iterable[bytes], *, priority: int = PRIORITY_DEFAULT
-    ) -> list[int]:
-        """Put many messages in few batches; return their ids once all are on disk."""
-        chosen = [checked_payload(payload) for payload in payloads]
-        checked_options({"priority": priority})
-        if not chosen:
-            return []
-        answers = await self._opened().add_many(chosen, priority)
-        return [message_id for ids in answers for message_id in ids]

@@ -90,7 +90,7 @@ class Transaction:
         """Acknowledge a message when the block ends; it must be held by the same client."""
         self._check_open()
         transport, queue_id, consumer, tag = message.held_under()
-        if transport is not self._client.link:
+        if transport is not self._client.transport:
             raise InvalidValue("this message is held by another client: each has its transactions")
         self._acked[queue_id, consumer, tag] = message
 
@@ -102,12 +102,11 @@ class Transaction:
 
     async def _commit(self) -> None:
         packet, bodies = await self._packet()
-        client = self._client
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience_s
         backoff_s = 0.02
         while True:
-            transport = await client.connected()
+            transport = await self._client.connected()
             if packet.acks and not packet.resent:
                 for message in self._acked.values():
                     message.held_under()  # raises `LeaseLost` if the transport has changed since

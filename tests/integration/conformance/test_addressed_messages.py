@@ -161,8 +161,8 @@ async def test_a_connection_that_breaks_brings_the_second_leg_back(
     await queue.set_homes(homes_of(mq.client_id, 2, 1))
     async with mq.subscribe("orders", replica=1) as orders:
         await stands_at_home(mq, orders)
-        assert mq.link is not None
-        mq.link.close()
+        assert mq.transport is not None
+        mq.transport.close()
         await writer.put("orders", b"one", receiver=mq.client_id)
         assert await take(orders, 1) == [b"one"]
 

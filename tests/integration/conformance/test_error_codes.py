@@ -102,8 +102,8 @@ async def test_02_io_error() -> None:
             await mq.create_queue("orders")
             deleting = asyncio.create_task(mq.delete_queue("orders"))
             await mq.ping()
-            assert mq.link is not None
-            mq.link.abort()
+            assert mq.transport is not None
+            mq.transport.abort()
             with pytest.raises(e.IoFailure, match="not known"):
                 await deleting
             await mq.ping()
