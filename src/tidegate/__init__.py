@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from tidegate.client.client import Client
     from tidegate.client.connect import connect
     from tidegate.client.handler import Reject, Retry
-    from tidegate.client.message import Message, MessageBatch
-    from tidegate.client.options import PutOptions
+    from tidegate.client.message import Message, MessageBatch, PutOptions
     from tidegate.client.prefetch import PrefetchStep
     from tidegate.client.subscription import Subscription
     from tidegate.client.transaction import Transaction
@@ -147,8 +146,8 @@ _MODULES = {
     "tidegate.client.message": (
         "Message",
         "MessageBatch",
+        "PutOptions",
     ),
-    "tidegate.client.options": ("PutOptions",),
     "tidegate.client.prefetch": ("PrefetchStep",),
     "tidegate.client.subscription": ("Subscription",),
     "tidegate.client.transaction": ("Transaction",),

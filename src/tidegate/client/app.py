@@ -45,8 +45,7 @@ from tidegate.client.handler import (
     name_of,
     prefetch_and_goal,
 )
-from tidegate.client.message import Message, encode_payload
-from tidegate.client.options import PutOptions, check_seconds
+from tidegate.client.message import Message, PutOptions, check_seconds, encode_payload
 from tidegate.client.prefetch import OnStep, PrefetchStep
 from tidegate.client.worker import EXIT_MESSAGE_S, ForcedExit, GracefulShutdown, WorkerRunner
 from tidegate.core.errors import InvalidValue, QueueNotExisting

@@ -17,8 +17,7 @@ from tidegate.client import tracing
 from tidegate.client.catalogue import WaitingIds
 from tidegate.client.client import Client, OrderName
 from tidegate.client.handler import error_text
-from tidegate.client.message import Message, MessageBatch
-from tidegate.client.options import PutOptions
+from tidegate.client.message import Message, MessageBatch, PutOptions
 from tidegate.client.puts import ProducerHandle
 from tidegate.client.subscription import Subscription
 from tidegate.client.transaction import Transaction

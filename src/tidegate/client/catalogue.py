@@ -11,8 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from tidegate.client.connection import ClusterConnection
 from tidegate.client.directory import QueueDirectory
-from tidegate.client.message import Message, split_payloads
-from tidegate.client.options import check_count
+from tidegate.client.message import Message, check_count, split_payloads
 from tidegate.client.puts import ProducerPool
 from tidegate.client.reads import ReadSettler
 from tidegate.client.subscription import SubscriptionSet

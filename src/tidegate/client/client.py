@@ -49,9 +49,9 @@ from tidegate.client.address import (
 from tidegate.client.catalogue import AdministrativeCalls, TemporaryQueues
 from tidegate.client.connection import ClusterConnection, Transport
 from tidegate.client.directory import QueueDirectory
-from tidegate.client.message import Message
-from tidegate.client.options import (
+from tidegate.client.message import (
     DEFAULT_MESSAGE_OPTIONS,
+    Message,
     PutOptions,
     check_count,
     check_seconds,

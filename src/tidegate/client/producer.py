@@ -35,7 +35,7 @@ from collections import deque
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidegate.client.options import DEFAULT_MESSAGE_OPTIONS, MessageOptions
+from tidegate.client.message import DEFAULT_MESSAGE_OPTIONS, MessageOptions
 from tidegate.core.errors import (
     IoFailure,
     LimitReached,

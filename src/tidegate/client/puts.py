@@ -13,7 +13,7 @@ from typing import Unpack
 
 from tidegate.client.connection import ClusterConnection
 from tidegate.client.directory import QueueDirectory
-from tidegate.client.options import (
+from tidegate.client.message import (
     DEFAULT_MESSAGE_OPTIONS,
     PutOptions,
     check_text,

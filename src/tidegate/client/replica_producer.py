@@ -36,7 +36,7 @@ import random
 from typing import TYPE_CHECKING
 
 from tidegate.client.directory import QueueDirectory, QueueMembership
-from tidegate.client.options import DEFAULT_MESSAGE_OPTIONS, MessageOptions
+from tidegate.client.message import DEFAULT_MESSAGE_OPTIONS, MessageOptions
 from tidegate.client.producer import OutgoingBatch, PendingMessages, Producer
 from tidegate.core.errors import (
     IoFailure,

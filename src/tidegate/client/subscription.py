@@ -44,8 +44,7 @@ from tidegate.client.connection import ClusterConnection
 from tidegate.client.consumer import AddressedReads, ConsumerSet, RemoteConsumer
 from tidegate.client.directory import QueueDirectory, QueueMembership
 from tidegate.client.handler import error_text
-from tidegate.client.message import Message, MessageBatch
-from tidegate.client.options import check_count
+from tidegate.client.message import Message, MessageBatch, check_count
 from tidegate.core.errors import (
     InvalidValue,
     LeaseLost,

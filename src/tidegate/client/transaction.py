@@ -17,8 +17,13 @@ from typing import TYPE_CHECKING, Unpack
 
 from tidegate.client import tracing
 from tidegate.client.connection import TRANSIENT_ERRORS
-from tidegate.client.message import Message
-from tidegate.client.options import MessageOptions, PutOptions, checked_options, checked_payload
+from tidegate.client.message import (
+    Message,
+    MessageOptions,
+    PutOptions,
+    checked_options,
+    checked_payload,
+)
 from tidegate.client.producer import fill_columns
 from tidegate.core.errors import InvalidValue, IoFailure, TooLarge
 from tidegate.core.model import PRIORITY_DEFAULT

@@ -46,7 +46,7 @@ from tidegate.client.address import read_password_file, redact_url, verifying_co
 from tidegate.client.client import Client, bound_replica
 from tidegate.client.connect import Connector
 from tidegate.client.handler import error_text
-from tidegate.client.options import (
+from tidegate.client.message import (
     MessageOptions,
     PutOptions,
     check_count,

@@ -15,8 +15,7 @@ from aiormq import spec
 from aiormq.abc import DeliveredMessage
 from pamqp.header import ContentHeader
 
-from tidegate.client.message import ERROR_LENGTH_MAX
-from tidegate.client.options import MessageOptions, check_seconds, check_text
+from tidegate.client.message import ERROR_LENGTH_MAX, MessageOptions, check_seconds, check_text
 from tidegate.core.errors import InvalidValue
 from tidegate.core.model import (
     PRIORITY_DEFAULT,

@@ -40,7 +40,7 @@ from aiormq.abc import AbstractChannel, DeliveredMessage
 from msgspec import structs
 
 from tidegate.broker.settling import retry_wait_s
-from tidegate.client.options import check_count
+from tidegate.client.message import check_count
 from tidegate.core.errors import (
     InvalidValue,
     QueueNotExisting,
