@@ -102,7 +102,7 @@ class ReplicaRouter:
         self._splitter = Splitter({}, random.random())
         self._places: dict[int, ReplicaInfo] = {}
         self._alias = ReplicaProducer(self, queue_id)
-        self._outboxes: dict[int, ReplicaProducer] = {queue_id: self._alias}
+        self._producers: dict[int, ReplicaProducer] = {queue_id: self._alias}
         self._homes: dict[tuple[int, bool], AssignedReplicaProducer] = {}
         self._watching = False
         # Ids of replicas that get nothing now, and how often in a row each has refused.
@@ -151,7 +151,7 @@ class ReplicaRouter:
         for number, count in self._splitter.deal(len(payloads)).items():
             run = payloads[at : at + count]
             at += count
-            runs.append(self._outbox_of(number).add_many(run, priority))
+            runs.append(self._producer_of(number).add_many(run, priority))
         return [ids for answers in await asyncio.gather(*runs) for ids in answers]
 
     def add_pending(self, unsent: PendingMessages) -> None:
@@ -164,9 +164,9 @@ class ReplicaRouter:
             self._special += unsent.special or [DEFAULT_MESSAGE_OPTIONS] * len(unsent.payloads)
         self._distribute()
 
-    def take_from(self, outbox: Producer) -> None:
+    def take_from(self, producer: Producer) -> None:
         """Take over the unsent messages of a producer whose queue has become a logical queue."""
-        refused, unsent = outbox.take_refused(), outbox.take_pending()
+        refused, unsent = producer.take_refused(), producer.take_pending()
         for batch in refused:
             messages = PendingMessages.of(batch)
             if messages is None:
@@ -177,7 +177,7 @@ class ReplicaRouter:
 
     @property
     def unconfirmed(self) -> int:
-        return len(self._payloads) + sum(outbox.unconfirmed for outbox in self._all())
+        return len(self._payloads) + sum(producer.unconfirmed for producer in self._all())
 
     # Distributing messages
 
@@ -193,14 +193,14 @@ class ReplicaRouter:
             payloads, futures, special = self._send_to_assigned(payloads, futures, special)
         counts = self._splitter.deal(len(payloads))
         if len(counts) == 1:
-            self._outbox_of(next(iter(counts))).add_pending(
+            self._producer_of(next(iter(counts))).add_pending(
                 PendingMessages(payloads, futures, special)
             )
             return
         at = 0
         for number, count in counts.items():
             end = at + count
-            self._outbox_of(number).add_pending(
+            self._producer_of(number).add_pending(
                 PendingMessages(
                     payloads[at:end],
                     futures[at:end],
@@ -226,18 +226,18 @@ class ReplicaRouter:
                 rest.append(message)
                 continue
             payload, future, its_special = message
-            outbox = self._assigned_producer(
+            producer = self._assigned_producer(
                 assignment_slot(key), group is None and dedup_id is None
             )
-            outbox.add_pending(PendingMessages([payload], [future], [its_special]))
+            producer.add_pending(PendingMessages([payload], [future], [its_special]))
         return [m[0] for m in rest], [m[1] for m in rest], [m[2] for m in rest]
 
     def _assigned_producer(self, index: int, may_wait_at_alias: bool) -> AssignedReplicaProducer:
-        outbox = self._homes.get((index, may_wait_at_alias))
-        if outbox is None:
-            outbox = AssignedReplicaProducer(self, index, may_wait_at_alias=may_wait_at_alias)
-            self._homes[index, may_wait_at_alias] = outbox
-        return outbox
+        producer = self._homes.get((index, may_wait_at_alias))
+        if producer is None:
+            producer = AssignedReplicaProducer(self, index, may_wait_at_alias=may_wait_at_alias)
+            self._homes[index, may_wait_at_alias] = producer
+        return producer
 
     def assigned_replica(self, index: int, *, may_be_alias: bool) -> int | None:
         """Return the queue id to which messages of an assignment slot go now.
@@ -254,17 +254,17 @@ class ReplicaRouter:
             return self.queue_id
         return place.queue_id
 
-    def _outbox_of(self, number: int) -> ReplicaProducer:
+    def _producer_of(self, number: int) -> ReplicaProducer:
         place = self._places.get(number)
         if place is None:
             return self._alias
-        outbox = self._outboxes.get(place.queue_id)
-        if outbox is None:
-            outbox = self._outboxes[place.queue_id] = ReplicaProducer(self, place.queue_id)
-        return outbox
+        producer = self._producers.get(place.queue_id)
+        if producer is None:
+            producer = self._producers[place.queue_id] = ReplicaProducer(self, place.queue_id)
+        return producer
 
     def _all(self) -> list[ReplicaProducer]:
-        return [*self._outboxes.values(), *self._homes.values()]
+        return [*self._producers.values(), *self._homes.values()]
 
     # Choosing replicas
 
@@ -278,11 +278,11 @@ class ReplicaRouter:
         if not self._ready.done():
             self._ready.set_result(None)
         self._choose()
-        for queue_id, outbox in list(self._outboxes.items()):
-            if queue_id not in listed and outbox is not self._alias:
-                self._empty(outbox)
-                if outbox.is_idle:
-                    del self._outboxes[queue_id]
+        for queue_id, producer in list(self._producers.items()):
+            if queue_id not in listed and producer is not self._alias:
+                self._empty(producer)
+                if producer.is_idle:
+                    del self._producers[queue_id]
         self._distribute()
         for home in self._homes.values():
             home.flush()
@@ -298,11 +298,11 @@ class ReplicaRouter:
         now = self._loop.time()
         others = set(self._splitter.shares)
         for number in list(others):
-            outbox = self._outbox_of(number)
+            producer = self._producer_of(number)
             # Keep the last replica: slow confirmations are better than none.
-            if outbox.is_stalled(now) and len(others) > 1:
+            if producer.is_stalled(now) and len(others) > 1:
                 others.discard(number)
-                self.on_replica_away(outbox)
+                self.on_replica_away(producer)
         if self.unconfirmed:
             self._watch()
 
@@ -329,14 +329,14 @@ class ReplicaRouter:
             place.number: place.share for place in places if place.share > 0
         }
 
-    def on_replica_away(self, outbox: Producer, *, gone: bool = False) -> None:
+    def on_replica_away(self, producer: Producer, *, gone: bool = False) -> None:
         """Give a replica's share to others until it is tried again.
 
         Called when the replica has refused a batch or has not answered. Messages that wait for the
         replica and are certainly not stored go to others. `gone` means that the replica does not
         exist any more.
         """
-        queue_id, transport = outbox.queue_id, self.connection.transport
+        queue_id, transport = producer.queue_id, self.connection.transport
         if transport is None or not transport.alive:
             return  # the transport failed, not the replica
         if queue_id is None or queue_id == self.queue_id or queue_id in self._away:
@@ -349,14 +349,18 @@ class ReplicaRouter:
         delay_s = min(_AWAY_FIRST_S * 2 ** min(times, 6), _AWAY_MAX_S) * random.uniform(0.5, 1.0)
         self._loop.call_later(delay_s, self._try_again, queue_id)
         self._choose()
-        sent_to = self._outboxes.get(queue_id)
+        sent_to = self._producers.get(queue_id)
         if sent_to is not None:
             self._empty(sent_to)
         self.membership.join_again(elsewhere=queue_id == self.membership.replica_id)
 
     def _try_again(self, queue_id: int) -> None:
-        outbox = self._outboxes.get(queue_id)
-        if outbox is not None and outbox.is_stalled(self._loop.time()) and self._splitter.shares:
+        producer = self._producers.get(queue_id)
+        if (
+            producer is not None
+            and producer.is_stalled(self._loop.time())
+            and self._splitter.shares
+        ):
             self._loop.call_later(_AWAY_MAX_S, self._try_again, queue_id)
             return
         self._away.discard(queue_id)
@@ -364,30 +368,30 @@ class ReplicaRouter:
         for home in self._homes.values():
             home.flush()
 
-    def on_replica_answered(self, outbox: Producer) -> None:
+    def on_replica_answered(self, producer: Producer) -> None:
         """Give a replica its share again, since it has confirmed a batch."""
-        queue_id = outbox.queue_id
+        queue_id = producer.queue_id
         if self._refusals and queue_id is not None and self._refusals.pop(queue_id, 0):
             self._away.discard(queue_id)
             self._choose()
 
-    def _empty(self, outbox: ReplicaProducer) -> None:
+    def _empty(self, producer: ReplicaProducer) -> None:
         """Give a replica's waiting messages to others, except batches it may have stored."""
-        refused, unsent = outbox.take_refused(), outbox.take_pending()
+        refused, unsent = producer.take_refused(), producer.take_pending()
         for batch in refused:
-            self._outbox_of(self._splitter.next()).add_batch(batch)
+            self._producer_of(self._splitter.next()).add_batch(batch)
         if unsent.payloads:
             self.add_pending(unsent)
 
-    def reroute(self, outbox: ReplicaProducer, batch: OutgoingBatch) -> bool:
+    def reroute(self, producer: ReplicaProducer, batch: OutgoingBatch) -> bool:
         """Give a refused batch as a whole to another replica; return `False` if there is none."""
-        other = self._outbox_of(self._splitter.next())
-        if other is outbox:
+        other = self._producer_of(self._splitter.next())
+        if other is producer:
             return False
         other.add_batch(batch)
         return True
 
-    def find_room(self, outbox: ReplicaProducer, batch: OutgoingBatch) -> bool:
+    def find_room(self, producer: ReplicaProducer, batch: OutgoingBatch) -> bool:
         """Offer a batch to a replica that has not refused it; return `False` if all are full."""
         queue_id = batch.packet.queue_id
         batch.full_at += (queue_id,)
@@ -404,11 +408,11 @@ class ReplicaRouter:
             return False
         # A small batch may fit where a large one does not. So replicas that were full come last,
         # but are tried.
-        self._outbox_of(
+        self._producer_of(
             min(left, key=lambda place: (place.queue_id in self._full, random.random())).number
         ).add_batch(batch)
         if not self._full.issuperset(place.queue_id for place in left):
-            self._empty(outbox)
+            self._empty(producer)
         return True
 
     def _may_have_room(self, queue_id: int) -> None:
@@ -432,13 +436,13 @@ class ReplicaRouter:
         self._away.clear()
         if self._ready.done():
             self._choose()
-        for outbox in self._all():
-            outbox.flush()
+        for producer in self._all():
+            producer.flush()
 
     def fail(self, error: TidegateError) -> None:
         """Fail all unconfirmed messages with `error`."""
-        for outbox in self._all():
-            outbox.fail(error)
+        for producer in self._all():
+            producer.fail(error)
         for future in self._futures:
             if not future.done():
                 future.set_exception(error)
@@ -455,11 +459,15 @@ class ReplicaRouter:
         # The name may belong to a new queue or to a plain one: a new producer looks it up.
         left = [PendingMessages(self._payloads, self._futures, self._special)]
         self._payloads, self._futures, self._special = [], [], None
-        for outbox in self._all():
+        for producer in self._all():
             messages = [
-                PendingMessages.of(batch) for batch in outbox.take_refused(of_one_each=True)
+                PendingMessages.of(batch) for batch in producer.take_refused(of_one_each=True)
             ]
-            left = [*(each for each in messages if each is not None), outbox.take_pending(), *left]
+            left = [
+                *(each for each in messages if each is not None),
+                producer.take_pending(),
+                *left,
+            ]
         for unsent in left:
             if unsent.payloads:
                 self.pool.get(self.queue).add_pending(unsent)

@@ -352,7 +352,7 @@ async def test_what_may_be_stored_is_asked_for_when_its_replica_is_gone(
     spread = mq._producers.get("orders")
     await mq.put_many("orders", [b"0"] * 2)
     one, two = await orders.place(1), await orders.place(2)
-    outbox = spread._outboxes[two.queue_id]  # type: ignore[union-attr]
+    outbox = spread._producers[two.queue_id]  # type: ignore[union-attr]
     stored = outbox._batch
 
     # Two batches whose answers were lost: one was stored, the other never came there.
