@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tidegate.client.handler import Reject, Retry
     from tidegate.client.message import Message, MessageBatch, PutOptions
     from tidegate.client.prefetch import PrefetchStep
+    from tidegate.client.puts import Transaction
     from tidegate.client.subscription import Subscription
-    from tidegate.client.transaction import Transaction
     from tidegate.core.errors import (
         CallerError,
         ChangedMeanwhile,
@@ -150,7 +150,7 @@ _MODULES = {
     ),
     "tidegate.client.prefetch": ("PrefetchStep",),
     "tidegate.client.subscription": ("Subscription",),
-    "tidegate.client.transaction": ("Transaction",),
+    "tidegate.client.puts": ("Transaction",),
     "tidegate.client.handler": (
         "Reject",
         "Retry",

@@ -18,9 +18,8 @@ from tidegate.client.catalogue import WaitingIds
 from tidegate.client.client import Client, OrderName
 from tidegate.client.handler import error_text
 from tidegate.client.message import Message, MessageBatch, PutOptions
-from tidegate.client.puts import ProducerHandle
+from tidegate.client.puts import ProducerHandle, Transaction
 from tidegate.client.subscription import Subscription
-from tidegate.client.transaction import Transaction
 from tidegate.core.decisions import Decision
 from tidegate.core.errors import Unavailable
 from tidegate.core.machines import FleetInfo

@@ -58,10 +58,9 @@ from tidegate.client.message import (
     checked_options,
     checked_payload,
 )
-from tidegate.client.puts import ProducerHandle, ProducerPool
+from tidegate.client.puts import ProducerHandle, ProducerPool, Transaction
 from tidegate.client.reads import READ_LEASE_S, Reader, ReadRequest
 from tidegate.client.subscription import Subscription, SubscriptionSet
-from tidegate.client.transaction import Transaction
 from tidegate.core.errors import (
     InvalidValue,
     NoMessagesInQueue,
