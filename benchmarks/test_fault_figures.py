@@ -58,7 +58,7 @@ async def test_a_half_open_link_is_left(figure: Figure, monkeypatch: pytest.Monk
     await node.start()
     async with TcpProxy(node.address) as proxy, tidegate.connect(proxy.url) as mq:
         await mq.create_queue("orders")
-        first = mq.link
+        first = mq.transport
         assert first is not None
         proxy.set_mode("frozen")
         frozen_s = time.monotonic()

@@ -34,8 +34,8 @@ PARALLEL = {
     ),
     ("tidegate", "one package measures or writes, another reads"): "lake learned schemas stats",
     ("tidegate", "a real replica, and its model in virtual time"): "replica",
-    ("tidegate", "one word of two systems: options, sessions, models and runtimes of each"): (
-        "model options runtime session"
+    ("tidegate", "one word of two systems: sessions, models and runtimes of each"): (
+        "model runtime session"
     ),
     ("tidegate_lab", "parallel experiments: each paper has these parts"): (
         "clients contest crew run simulated"

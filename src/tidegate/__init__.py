@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from tidegate.client.client import Client
     from tidegate.client.connect import connect
     from tidegate.client.handler import Reject, Retry
-    from tidegate.client.message import Message, MessageBatch
-    from tidegate.client.options import PutOptions
+    from tidegate.client.message import Message, MessageBatch, PutOptions
     from tidegate.client.prefetch import PrefetchStep
+    from tidegate.client.puts import Transaction
     from tidegate.client.subscription import Subscription
-    from tidegate.client.transaction import Transaction
     from tidegate.core.errors import (
         CallerError,
         ChangedMeanwhile,
@@ -147,11 +146,11 @@ _MODULES = {
     "tidegate.client.message": (
         "Message",
         "MessageBatch",
+        "PutOptions",
     ),
-    "tidegate.client.options": ("PutOptions",),
     "tidegate.client.prefetch": ("PrefetchStep",),
     "tidegate.client.subscription": ("Subscription",),
-    "tidegate.client.transaction": ("Transaction",),
+    "tidegate.client.puts": ("Transaction",),
     "tidegate.client.handler": (
         "Reject",
         "Retry",

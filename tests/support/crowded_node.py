@@ -15,8 +15,8 @@ from places import SUPPORT
 from waiting import eventually_async
 
 from tidegate.broker.node import Node
+from tidegate.client.address import parse_url
 from tidegate.client.client import Client
-from tidegate.client.connection import parse_url
 from tidegate.core.runtime import NodeLimits
 
 

@@ -11,7 +11,8 @@ from waiting import LIMIT_S, eventually_async
 
 from tidegate.broker.node import Node
 from tidegate.broker.replica import Replica
-from tidegate.client.connection import TRANSIENT_ERRORS, Transport, parse_url
+from tidegate.client.address import parse_url
+from tidegate.client.connection import TRANSIENT_ERRORS, Transport
 from tidegate.core.errors import Notice
 from tidegate.core.model import ClientMode
 from tidegate.core.runtime import NodeLimits

@@ -94,6 +94,6 @@ async def until_told(mq: Client, version: int) -> None:
     await eventually_async(
         lambda: all(
             each.topology is not None and each.topology.version >= version
-            for each in mq._memberships
+            for each in mq._queues.memberships
         )
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from tidegate.broker.node import Node
-from tidegate.client.connection import Credentials
+from tidegate.client.address import Credentials
 from tidegate.core.model import ROLES, Grant, PasswordKeys, User
 from tidegate.protocol.scram import derive_keys
 

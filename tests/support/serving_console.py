@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 
 from tidegate.broker.node import Node
+from tidegate.client.address import Credentials
 from tidegate.client.client import Client
-from tidegate.client.connection import Credentials
 from tidegate.console.application import ConsoleOptions, console_application, listening, serving
 from tidegate.console.security import allowed_hosts
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, Self, Unpack
 import msgspec
 
 from tidegate.client.client import Client
-from tidegate.client.options import (
+from tidegate.client.message import (
     PutOptions,
     check_count,
     check_seconds,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tidegate.client.options import check_seconds
+from tidegate.client.message import check_seconds
 from tidegate.core.errors import InvalidValue, LeaseLost
 from tidegate.core.model import PRIORITY_DEFAULT, Death
 from tidegate_redis import scripts

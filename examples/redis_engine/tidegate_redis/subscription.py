@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from tidegate.client.options import check_count
+from tidegate.client.message import check_count
 from tidegate.core.errors import InvalidValue, RetryLater, TidegateError
 from tidegate.core.model import Death
 from tidegate_redis import scripts

@@ -60,7 +60,7 @@ from tidegate.broker.session import NodeParts, Session
 from tidegate.broker.stats import NodeStatsCollector
 from tidegate.broker.transactions import Publishing, QueueColocation, Topics, Transactions
 from tidegate.broker.transfer import SegmentTransfer
-from tidegate.client.connection import verifying_context
+from tidegate.client.address import verifying_context
 from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
 from tidegate.core.runtime import NodeLimits, cancel_and_wait
 from tidegate.core.segment import Budget

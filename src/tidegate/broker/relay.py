@@ -20,14 +20,9 @@ import ssl
 from typing import TYPE_CHECKING, Any, cast
 
 from tidegate.broker.access import NODE_USER
+from tidegate.client.address import Credentials, parse_address, parse_url, verifying_context
 from tidegate.client.client import Client
-from tidegate.client.connection import (
-    Credentials,
-    Response,
-    parse_address,
-    parse_url,
-    verifying_context,
-)
+from tidegate.client.connection import Response
 from tidegate.core.errors import (
     IoFailure,
     NotOwner,
@@ -322,7 +317,7 @@ class NodeClients:
 
     async def _client(self, address: str) -> Client:
         client = self._clients.get(address)
-        if client is not None and client.link is not None and client.link.alive:
+        if client is not None and client.transport is not None and client.transport.alive:
             return client
         if self._closed:
             raise Unavailable("this node is going away")

@@ -28,14 +28,14 @@ from urllib.parse import urlsplit
 
 import typer
 
-from tidegate.client.connect import DEFAULT_URL, URL_VARIABLE, connect
-from tidegate.client.connection import (
+from tidegate.client.address import (
     PASSWORD_FILE_VARIABLE,
     PASSWORD_VARIABLE,
     SCHEME,
     SCHEME_TLS,
     parse_address,
 )
+from tidegate.client.connect import DEFAULT_URL, URL_VARIABLE, connect
 from tidegate.core.errors import InvalidValue, Unavailable
 from tidegate.core.prefetch import (
     KEEP_UP,

@@ -73,7 +73,7 @@ from tidegate.cli.wiring import (
     running_loops,
     running_stores,
 )
-from tidegate.client.connection import (
+from tidegate.client.address import (
     PASSWORD_FILE_VARIABLE,
     PASSWORD_VARIABLE,
     USER_VARIABLE,
@@ -87,8 +87,8 @@ from tidegate.fleet.processes import INSTALL_COMMAND, is_installed
 if TYPE_CHECKING:
     from tidegate.broker.http import NodePages
     from tidegate.broker.node import Node
+    from tidegate.client.address import Credentials
     from tidegate.client.client import Client
-    from tidegate.client.connection import Credentials
     from tidegate.console.application import ServerTls
     from tidegate.core.machines import FleetInfo
 
@@ -639,8 +639,8 @@ def _connector(url: str, settings: Settings) -> Callable[[Credentials | None], C
 
     The console's own credentials are removed from the environment, so that no user gets them.
     """
+    from tidegate.client.address import verifying_context
     from tidegate.client.client import Client
-    from tidegate.client.connection import verifying_context
 
     address = parse_address(url)
     if address.user is not None:

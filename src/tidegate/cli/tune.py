@@ -26,7 +26,7 @@ from tidegate.cli.output import (
     undisturbed,
 )
 from tidegate.cli.worker import load_app
-from tidegate.client.connection import SCHEME, SCHEME_TLS, redact_url
+from tidegate.client.address import SCHEME, SCHEME_TLS, redact_url
 from tidegate.core.errors import InvalidValue, TidegateError
 from tidegate.core.prefetch import PROBE_BYTES_MAX, ControllerKind, PrefetchGoal, parse_part
 from tidegate.core.text import (
@@ -295,7 +295,7 @@ def _goal(
 
 def run_on_worker_loop(work: Coroutine[Any, Any, Result]) -> Result:
     """Run on the event loop that workers use, so that measured rates match."""
-    from tidegate.client.connection import new_event_loop
+    from tidegate.client.blocking import new_event_loop
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(work)

@@ -240,7 +240,7 @@ def _grants(
 
 def _password(file: Path | None) -> str:
     """Return the password from a file, from stdin if it is not a terminal, or from a prompt."""
-    from tidegate.client.connection import read_password_file
+    from tidegate.client.address import read_password_file
 
     if file is not None and str(file) != "-":
         return read_password_file(file)

@@ -33,9 +33,9 @@ from typing import Any, NamedTuple, TypeVar, Unpack
 
 import msgspec
 
+from tidegate.client.blocking import new_event_loop
 from tidegate.client.client import Client
 from tidegate.client.connect import Connector, connect, default_url
-from tidegate.client.connection import new_event_loop
 from tidegate.client.engine import EngineClient, EngineSubscription
 from tidegate.client.handler import (
     Handler,
@@ -45,8 +45,7 @@ from tidegate.client.handler import (
     name_of,
     prefetch_and_goal,
 )
-from tidegate.client.message import Message, encode_payload
-from tidegate.client.options import PutOptions, check_seconds
+from tidegate.client.message import Message, PutOptions, check_seconds, encode_payload
 from tidegate.client.prefetch import OnStep, PrefetchStep
 from tidegate.client.worker import EXIT_MESSAGE_S, ForcedExit, GracefulShutdown, WorkerRunner
 from tidegate.core.errors import InvalidValue, QueueNotExisting

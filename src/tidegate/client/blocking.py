@@ -15,15 +15,11 @@ from msgspec import UNSET, UnsetType
 
 from tidegate.client import tracing
 from tidegate.client.catalogue import WaitingIds
-from tidegate.client.client import Client
-from tidegate.client.connection import new_event_loop
+from tidegate.client.client import Client, OrderName
 from tidegate.client.handler import error_text
-from tidegate.client.message import Message, MessageBatch
-from tidegate.client.options import PutOptions
-from tidegate.client.reads import OrderName
-from tidegate.client.replica_producer import ProducerHandle
+from tidegate.client.message import Message, MessageBatch, PutOptions
+from tidegate.client.puts import ProducerHandle, Transaction
 from tidegate.client.subscription import Subscription
-from tidegate.client.transaction import Transaction
 from tidegate.core.decisions import Decision
 from tidegate.core.errors import Unavailable
 from tidegate.core.machines import FleetInfo
@@ -34,6 +30,15 @@ from tidegate.protocol.cluster import Member
 from tidegate.telemetry.stats import ClusterStats
 
 Result = TypeVar("Result")
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop of uvloop if it is installed (extra `node`), else of asyncio."""
+    try:
+        from uvloop import new_event_loop
+    except ModuleNotFoundError:
+        return asyncio.new_event_loop()
+    return new_event_loop()
 
 
 class LoopThread:

@@ -1,24 +1,20 @@
-"""The administrative calls about queues: create, find, inspect, empty, move."""
+"""The administrative calls: queues, topics, replicas, decisions, nodes and machines."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tidegate.client.message import Message, split_payloads
-from tidegate.client.options import (
-    DEFAULT_MESSAGE_OPTIONS,
-    PutOptions,
-    check_count,
-    checked_options,
-    checked_payload,
-)
-from tidegate.client.reads import Calls, PutCalls, ReadSettler
-from tidegate.client.replica_producer import ProducerHandle
+from tidegate.client.connection import ClusterConnection
+from tidegate.client.directory import QueueDirectory
+from tidegate.client.message import Message, check_count, split_payloads
+from tidegate.client.puts import ProducerPool
+from tidegate.client.reads import ReadSettler
+from tidegate.client.subscription import SubscriptionSet
 from tidegate.core.decisions import Decision
 from tidegate.core.errors import (
     ChangedMeanwhile,
@@ -38,7 +34,6 @@ from tidegate.protocol.catalogue import (
     CreateQueueResponse,
     CreateTopic,
     CreateTopicResponse,
-    DeleteQueue,
     DeleteTopic,
     GetActiveQueues,
     GetActiveQueuesResponse,
@@ -85,11 +80,6 @@ from tidegate.protocol.messages import (
 )
 from tidegate.telemetry.stats import ClusterStats
 
-if TYPE_CHECKING:
-    from tidegate.client.client import Client
-    from tidegate.client.connection import ClusterConnection
-
-
 # Attempts of `set_policy` while other clients change the same policy.
 _TRIES_MAX = 8
 
@@ -102,8 +92,39 @@ class WaitingIds(NamedTuple):
     below_id: int
 
 
-class CatalogueCalls(Calls):
-    """The part of a client that administrates queues."""
+class AdministrativeCalls:
+    """The calls that create, find, inspect, change and delete queues, topics and the rest.
+
+    Each call is one request, or a few. None of them needs a producer or a consumer.
+    """
+
+    def __init__(
+        self,
+        connection: ClusterConnection,
+        queues: QueueDirectory,
+        temporary_queues: TemporaryQueues,
+    ) -> None:
+        self._connection = connection
+        self._queues = queues
+        self._temporary_queues = temporary_queues
+
+    # Queues
+
+    async def queue_id(self, queue: str | int) -> int:
+        """Return the id of a queue by name; an id is returned unchanged."""
+        return await self._queues.id_of(queue)
+
+    async def queue(self, queue: str | int) -> QueueInfo:
+        """Return a queue by name or id; raise `QueueNotExisting` if there is none."""
+        return await self._queues.find(queue)
+
+    def note_queue(self, info: QueueInfo) -> QueueInfo:
+        """Cache the id of a queue, and whether it is a logical queue."""
+        return self._queues.note(info)
+
+    def forget_queue_id(self, queue: str) -> None:
+        """Look the queue up again when it is next used."""
+        self._queues.forget(queue)
 
     async def create_queue(
         self,
@@ -135,16 +156,7 @@ class CatalogueCalls(Calls):
                 raise
             return await self.queue(name)
         assert isinstance(answered.packet, CreateQueueResponse)
-        return self.note_queue(answered.packet.queue)
-
-    async def delete_queue(self, queue: str | int) -> None:
-        """Delete a queue and its messages; raise `QueueNotExisting` if there is none."""
-        queue_id = await self.queue_id(queue)
-        await self._connection.request(DeleteQueue(queue_id), repeatable=False)
-        self._forget_queue(queue_id)
-
-    def _forget_queue(self, queue_id: int) -> None:
-        self._queue_ids = {n: q for n, q in self._queue_ids.items() if q != queue_id}
+        return self._queues.note(answered.packet.queue)
 
     async def queues(self) -> list[QueueInfo]:
         """Return all queues; an empty list if there are none."""
@@ -216,7 +228,7 @@ class CatalogueCalls(Calls):
             limit: at most this many; `None` means no limit.
         """
         packet = Redrive(
-            await self.queue_id(queue),
+            await self._queues.id_of(queue),
             to,
             None if message_ids is None else list(message_ids),
             reason,
@@ -243,7 +255,7 @@ class CatalogueCalls(Calls):
         Browsed messages are not held, so they cannot be settled.
         """
         check_count("limit", limit)
-        queue_id = await self.queue_id(queue)
+        queue_id = await self._queues.id_of(queue)
         holder = ReadSettler(self._connection, str(queue), 0)
         found: list[Message] = []
         while True:
@@ -266,7 +278,7 @@ class CatalogueCalls(Calls):
         the rest. An empty list means that no such message waits.
         """
         check_count("limit", limit)
-        packet = GetWaitingIds(await self.queue_id(queue), limit, last_id)
+        packet = GetWaitingIds(await self._queues.id_of(queue), limit, last_id)
         answered = await self._connection.request(packet)
         assert isinstance(answered.packet, GetWaitingIdsResponse)
         return WaitingIds(answered.packet.ranges, answered.packet.below_id)
@@ -277,7 +289,7 @@ class CatalogueCalls(Calls):
         Each range is [first, last]. The call is for applications that browse messages and process
         them. Messages that a consumer holds are not affected.
         """
-        packet = AcknowledgeIds(await self.queue_id(queue), list(ranges))
+        packet = AcknowledgeIds(await self._queues.id_of(queue), list(ranges))
         # Repeatable: ids are never assigned twice, so after a lost answer the messages are simply
         # gone.
         answered = await self._connection.request(packet)
@@ -286,7 +298,8 @@ class CatalogueCalls(Calls):
 
     async def purge(self, queue: str | int) -> int:
         """Delete all waiting messages of a queue; return their number."""
-        packet = (await self._connection.request(PurgeQueue(await self.queue_id(queue)))).packet
+        queue_id = await self._queues.id_of(queue)
+        packet = (await self._connection.request(PurgeQueue(queue_id))).packet
         assert isinstance(packet, PurgeQueueResponse)
         return packet.count
 
@@ -304,7 +317,7 @@ class CatalogueCalls(Calls):
             brief: leave out consumers and durations. Use it to poll all queues, since it is about
                 ten times cheaper for the node.
         """
-        queue_id = None if queue is None else await self.queue_id(queue)
+        queue_id = None if queue is None else await self._queues.id_of(queue)
         asked = Stats(queue_id, steps=steps, consumers=not brief, durations=not brief)
         answered = await self._connection.request(asked)
         return msgspec.json.decode(answered.body, type=ClusterStats)
@@ -347,38 +360,20 @@ class CatalogueCalls(Calls):
         set to 0 or when this connection ends. Then the consumer gets the prefetch that it asked
         for. A consumer has at most one experiment at a time; a second one raises `InvalidValue`.
         """
-        queue_id = await self.queue_id(queue)
+        queue_id = await self._queues.id_of(queue)
         await self._connection.request(
             SetConsumerPrefetch(queue_id, client_id, consumer, prefetch, trial)
         )
 
     async def set_owner(self, queue: str | int, member_id: int) -> None:
         """Move a queue to another node; needs admin mode."""
-        await self._connection.request(SetOwner(await self.queue_id(queue), member_id))
+        await self._connection.request(SetOwner(await self._queues.id_of(queue), member_id))
 
-
-def _changed(policy: QueuePolicy, changes: dict[str, Any]) -> QueuePolicy:
-    try:
-        changed = msgspec.structs.replace(policy, **changes)
-        # `replace` checks no types. A round trip through builtins finds a wrong type here, not at
-        # the node.
-        return msgspec.convert(msgspec.to_builtins(changed), QueuePolicy)
-    except TypeError as failure:
-        known = ", ".join(QueuePolicy.__struct_fields__)
-        raise InvalidValue(f"{failure}; a policy has {known}") from None
-    except msgspec.ValidationError as failure:
-        raise InvalidValue(f"a policy's {failure}") from None
-
-
-# The calls about logical queues: replicas, scaling, decisions.
-
-
-class LogicalQueueCalls(Calls):
-    """The part of a client that knows replicas."""
+    # Logical queues, decisions and machines
 
     async def topology(self, queue: str | int) -> Topology:
         """Return the replicas of a logical queue with their states, shares and addresses."""
-        answered = await self._connection.request(GetTopology(await self.queue_id(queue)))
+        answered = await self._connection.request(GetTopology(await self._queues.id_of(queue)))
         assert isinstance(answered.packet, GetTopologyResponse)
         return answered.packet.topology
 
@@ -407,23 +402,13 @@ class LogicalQueueCalls(Calls):
                 the queue's scaling differs, the call changes nothing and raises `ChangedMeanwhile`.
                 Without this argument the change is unconditional.
         """
-        queue_id = await self.queue_id(queue)
+        queue_id = await self._queues.id_of(queue)
         if before is UNSET:
             await self._connection.request(SetScaling(queue_id, scaling))
         else:
             await self._connection.request(SetScaling(queue_id, scaling, True, before))
         # Refresh the cached queue, which may have become plain or logical.
         await self.queue(queue_id)
-
-    def producer(self, queue: str, *, replica: int | None = None) -> ProducerHandle:
-        """Return a producer of its own for a queue: `async with mq.producer("orders") as orders`.
-
-        Under the scaling policy "clients", a producer of a logical queue is assigned to one
-        replica, and `replica` is the preferred one. Under the other policies its messages go to all
-        replicas.
-        """
-        client = cast("Client", self)
-        return ProducerHandle(client, queue, client.next_consumer(), wanted=replica)
 
     async def migrate(
         self, queue: str | int, role: MemberRole, source_id: int, target_id: int, count: int = 1
@@ -433,7 +418,7 @@ class LogicalQueueCalls(Calls):
         `role` selects producers or consumers. `source_id` and `target_id` are queue ids of
         replicas.
         """
-        queue_id = await self.queue_id(queue)
+        queue_id = await self._queues.id_of(queue)
         await self._connection.request(MigrateClients(queue_id, role, source_id, target_id, count))
 
     async def explain(self, queue: str | int | None = None, *, count: int = 20) -> list[Decision]:
@@ -441,7 +426,7 @@ class LogicalQueueCalls(Calls):
 
         `queue=None` returns decisions about machines.
         """
-        queue_id = None if queue is None else await self.queue_id(queue)
+        queue_id = None if queue is None else await self._queues.id_of(queue)
         answered = await self._connection.request(Explain(queue_id, count))
         return _decisions(answered.body)
 
@@ -464,18 +449,7 @@ class LogicalQueueCalls(Calls):
         answered = await self._connection.request(GetFleet())
         return msgspec.json.decode(answered.body, type=FleetInfo)
 
-
-def _decisions(body: bytes | memoryview) -> list[Decision]:
-    return [msgspec.json.decode(line, type=Decision) for line in bytes(body).splitlines()]
-
-
-# The calls about topics: a message published once goes to every matching subscription.
-
-
-class TopicCalls(PutCalls):
-    """The part of a client that knows topics."""
-
-    _temporary_queues: TemporaryQueues
+    # Topics: a message published once goes to every matching subscription
 
     async def create_topic(self, name: str, *, exist_ok: bool = False) -> TopicInfo:
         """Create a topic and return it.
@@ -530,37 +504,29 @@ class TopicCalls(PutCalls):
             info = answered.packet.queue
         else:
             info = await self._temporary_queues.add(packet)
-        return self.note_queue(info)
+        return self._queues.note(info)
 
     async def unsubscribe_from(self, topic: str, queue: str) -> None:
         """End a subscription; the queue remains with its messages."""
         self._temporary_queues.remove(queue)
         await self._connection.request(UnsubscribeTopic(topic, queue), repeatable=False)
 
-    def publish(
-        self, topic: str, payload: bytes, **options: Unpack[PutOptions]
-    ) -> asyncio.Future[int]:
-        """Publish a message to all matching subscriptions, and return a future.
 
-        Await the future: it is done once the message is on disk in all of them. Its result is the
-        number of subscriptions. The options and errors are those of `put`.
-        """
-        outbox = self._topic_outbox(topic)
-        payload = checked_payload(payload)
-        special = checked_options(options)
-        return (
-            outbox.add(payload)
-            if special == DEFAULT_MESSAGE_OPTIONS
-            else outbox.add_with_options(payload, special)
-        )
+def _changed(policy: QueuePolicy, changes: dict[str, Any]) -> QueuePolicy:
+    try:
+        changed = msgspec.structs.replace(policy, **changes)
+        # `replace` checks no types. A round trip through builtins finds a wrong type here, not at
+        # the node.
+        return msgspec.convert(msgspec.to_builtins(changed), QueuePolicy)
+    except TypeError as failure:
+        known = ", ".join(QueuePolicy.__struct_fields__)
+        raise InvalidValue(f"{failure}; a policy has {known}") from None
+    except msgspec.ValidationError as failure:
+        raise InvalidValue(f"a policy's {failure}") from None
 
-    async def publish_many(
-        self, topic: str, payloads: Iterable[bytes], **options: Unpack[PutOptions]
-    ) -> list[int]:
-        """Publish many messages with the same options; return each one's subscription count."""
-        return await asyncio.gather(
-            *(self.publish(topic, payload, **options) for payload in payloads)
-        )
+
+def _decisions(body: bytes | memoryview) -> list[Decision]:
+    return [msgspec.json.decode(line, type=Decision) for line in bytes(body).splitlines()]
 
 
 # Temporary queues: subscriptions to topics that live as long as a transport.
@@ -575,9 +541,17 @@ _BACKOFF_S = 0.1
 class TemporaryQueues:
     """The temporary queues of one client."""
 
-    def __init__(self, client: Client, lifeline: ClusterConnection) -> None:
-        self._client = client
-        self._connection = lifeline
+    def __init__(
+        self,
+        connection: ClusterConnection,
+        queues: QueueDirectory,
+        producers: ProducerPool,
+        subscriptions: SubscriptionSet,
+    ) -> None:
+        self._connection = connection
+        self._queues = queues
+        self._producers = producers
+        self._subscriptions = subscriptions
         self._packets: dict[str, SubscribeTopic] = {}
 
     async def add(self, packet: SubscribeTopic) -> QueueInfo:
@@ -587,7 +561,7 @@ class TemporaryQueues:
         self._packets[packet.queue] = packet
         return answered.packet.queue
 
-    def __contains__(self, queue: str) -> bool:
+    def __contains__(self, queue: object) -> bool:
         return queue in self._packets
 
     def remove(self, queue: str) -> None:
@@ -608,14 +582,24 @@ class TemporaryQueues:
                 # The node may not yet have noticed the end of the former transport, and still have
                 # the queue.
                 if asyncio.get_running_loop().time() > deadline:
-                    self._client.on_temporary_queue_lost(packet.queue, error)
+                    self._lost(packet.queue, error)
                     return
                 await asyncio.sleep(_BACKOFF_S)
             except TidegateError as error:
                 if generation == self._connection.generation:
-                    self._client.on_temporary_queue_lost(packet.queue, error)
+                    self._lost(packet.queue, error)
                 return
             else:
                 assert isinstance(answered.packet, SubscribeTopicResponse)
-                self._client.on_guest_back(answered.packet.queue)
+                self._created_again(answered.packet.queue)
                 return
+
+    def _created_again(self, queue: QueueInfo) -> None:
+        self._queues.note(queue)
+        self._producers.forget(queue.name)
+        self._subscriptions.resubscribe_to(queue)
+
+    def _lost(self, queue: str, error: TidegateError) -> None:
+        """Fail the subscriptions of a queue that could not be created again."""
+        self.remove(queue)
+        self._subscriptions.fail(error, queue)

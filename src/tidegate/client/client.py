@@ -3,10 +3,13 @@
 Theory of operation. A `Client` has one `ClusterConnection`, which reconnects by itself. All other
 parts of the client use it:
 
-- Each queue or topic that the application puts to has a producer. A plain queue has a `Producer`, a
-  logical queue has a `ReplicaRouter`, and a topic has a `TopicProducer`.
-- Each `Subscription` has one or more `RemoteConsumer`s. Every consumer has a number that is unique
-  on this connection. The node names that number in each delivery.
+- `QueueDirectory` knows the ids of queues and which of them are logical queues. Producers, the
+  reader and subscriptions share it.
+- `ProducerPool` holds a producer for each queue or topic that the application puts to. A plain
+  queue has a `Producer`, a logical queue has a `ReplicaRouter`, and a topic has a `TopicProducer`.
+- `SubscriptionSet` holds the open subscriptions. Each `Subscription` has one or more
+  `RemoteConsumer`s. Every consumer has a number that is unique on this connection. The node names
+  that number in each delivery.
 - Each producer or subscription of a logical queue has a `QueueMembership`.
 - `TemporaryQueues` holds the queues that the node deletes when a transport ends.
 
@@ -19,6 +22,9 @@ sent again. A request that is not safe to repeat and has no answer raises `IoFai
 After `reconnect_s` without a node, all pending and new calls fail with `Unavailable`. The
 connection keeps trying, and calls succeed again as soon as a node answers.
 
+The calls that create, inspect and change queues need only the connection and the directory. They
+are the base class `AdministrativeCalls`.
+
 All methods run in the event loop in which the client was opened. No method is thread-safe.
 """
 
@@ -27,41 +33,70 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import ssl
 import time
-from collections.abc import Awaitable, Callable
-from itertools import count
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Literal, Unpack
 
 from tidegate.client import tracing
-from tidegate.client.catalogue import CatalogueCalls, LogicalQueueCalls, TemporaryQueues, TopicCalls
-from tidegate.client.connection import (
-    ClusterConnection,
+from tidegate.client.address import (
     Credentials,
     find_credentials,
     parse_address,
     verifying_context,
 )
-from tidegate.client.consumer import RemoteConsumer
-from tidegate.client.message import Message
-from tidegate.client.options import check_count
-from tidegate.client.reads import MODES, ORDERS, ModeName, OrderName, ReadCalls
-from tidegate.client.subscription import Subscription
-from tidegate.client.transaction import Transaction
-from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
-from tidegate.core.model import QueueInfo, QueuePolicy
+from tidegate.client.catalogue import AdministrativeCalls, TemporaryQueues
+from tidegate.client.connection import ClusterConnection, Transport
+from tidegate.client.directory import QueueDirectory
+from tidegate.client.message import (
+    DEFAULT_MESSAGE_OPTIONS,
+    Message,
+    PutOptions,
+    check_count,
+    check_seconds,
+    checked_options,
+    checked_payload,
+)
+from tidegate.client.puts import ProducerHandle, ProducerPool, Transaction
+from tidegate.client.reads import READ_LEASE_S, Reader, ReadRequest
+from tidegate.client.subscription import Subscription, SubscriptionSet
+from tidegate.core.errors import (
+    InvalidValue,
+    NoMessagesInQueue,
+    NoMessagesRetrieved,
+    NoReply,
+    TidegateError,
+    Unavailable,
+)
+from tidegate.core.model import PRIORITY_DEFAULT, ClientInfo, ClientMode, Order, QueuePolicy
 from tidegate.core.topology import REPLICA_MARK
-from tidegate.protocol.catalogue import DeleteClient
-from tidegate.protocol.cluster import JoinAgain, Migrated, TopologyChanged
-from tidegate.protocol.messages import ConsumerEnded, Deliver, PrefetchChanged
+from tidegate.protocol.catalogue import DeleteClient, DeleteQueue, FindClient, FindClientResponse
+from tidegate.protocol.connection import MESSAGE_BYTES_MAX
+from tidegate.protocol.messages import (
+    ConsumerEnded,
+    Deliver,
+    PrefetchChanged,
+    PutToQueues,
+    PutToQueuesResponse,
+)
 from tidegate.protocol.packet import Packet, Ping
+
+MODES = {
+    "read-only": ClientMode.READ_ONLY,
+    "read-write": ClientMode.READ_WRITE,
+    "admin": ClientMode.ADMIN,
+}
+ORDERS = {"oldest": Order.OLDEST, "priority": Order.PRIORITY}
+ModeName = Literal["read-only", "read-write", "admin"]
+OrderName = Literal["oldest", "priority"]
 
 # How long `close` waits for messages of `put_soon`, in seconds.
 _FLUSH_S = 5.0
 _REFRESH_S = 10.0
 
 
-class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
+class Client(AdministrativeCalls):
     """The asynchronous client. Open one with `async with tidegate.connect(url) as mq`.
 
     All methods must be called in the event loop that opened the client. Calls wait up to
@@ -84,7 +119,7 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
         if mode not in MODES:
             raise InvalidValue(f"mode is one of {', '.join(MODES)}, not {mode!r}")
         address = parse_address(url)
-        lifeline = ClusterConnection(
+        connection = ClusterConnection(
             address.nodes,
             credentials=credentials or find_credentials(address.user, address.password, None),
             tls=tls or (verifying_context() if address.tls else None),
@@ -92,16 +127,21 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
             client_id=client_id,
             mode=MODES[mode],
             reconnect_s=reconnect_s,
-            on_push=self._pushed,
-            on_resumed=self._resumed,
-            on_gave_up=self._gave_up,
+            listener=self,
         )
-        super().__init__(lifeline)
-        self._temporary_queues = TemporaryQueues(self, lifeline)
-        self._consumers = count(1)
-        self._subscriptions: list[Subscription] = []
-        # By consumer number, which every delivery names.
-        self._legs: dict[int, RemoteConsumer] = {}
+        queues = QueueDirectory(connection)
+        self._producers = ProducerPool(connection, queues)
+        self._subscriptions = SubscriptionSet()
+        self._reader = Reader(connection, queues)
+        super().__init__(
+            connection,
+            queues,
+            TemporaryQueues(connection, queues, self._producers, self._subscriptions),
+        )
+        self._client_ids: dict[str, int] = {}
+        # Puts of `put_soon` without an answer, and the errors of others.
+        self._soon: set[asyncio.Future[int]] = set()
+        self._soon_failures: list[BaseException] = []
         # Wrap the instance's method only if the application traces, so that untraced puts cost
         # nothing extra.
         if (traced_put := tracing.traced_put(self.put)) is not None:
@@ -113,7 +153,7 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
 
     async def open(self) -> Client:
         await self._connection.open()
-        self.spawn(self._refresh_plain_queues())
+        self._connection.spawn(self._refresh_plain_queues())
         return self
 
     async def _refresh_plain_queues(self) -> None:
@@ -121,7 +161,7 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
         while True:
             await asyncio.sleep(_REFRESH_S)
             with contextlib.suppress(TidegateError):
-                await self.refresh_plain_queues()
+                await self._producers.find_logical_queues()
 
     async def close(self) -> None:
         """Wait up to 5 seconds for messages of `put_soon`, then disconnect.
@@ -130,12 +170,10 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
         """
         if self._connection.closed:
             return
-        if self.link is not None and self.link.alive:
+        if self.transport is not None and self.transport.alive:
             with contextlib.suppress(TimeoutError, TidegateError):
                 await asyncio.wait_for(self.flush(), _FLUSH_S)
-        gone = Unavailable("the client was closed")
-        for outbox in self._all_outboxes():
-            outbox.fail(gone)
+        self._producers.fail(Unavailable("the client was closed"))
         await self._connection.close()
 
     async def __aenter__(self) -> Client:
@@ -144,47 +182,95 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _resumed(self) -> None:
-        for subscription in self._subscriptions:
-            if subscription.queue not in self._temporary_queues:
-                subscription.resubscribe()
-        self._temporary_queues.resume()
-        for outbox in self._all_outboxes():
-            outbox.flush()
+    # Events of the connection
 
-    def _gave_up(self, error: TidegateError) -> None:
-        for outbox in self._all_outboxes():
-            outbox.fail(error)
-        for subscription in list(self._subscriptions):
-            subscription.fail(error)
-
-    def _pushed(self, packet: Packet, body: memoryview) -> None:
+    def on_push(self, packet: Packet, body: memoryview) -> None:
         if isinstance(packet, Deliver):
-            consumer = self._legs.get(packet.consumer)
+            consumer = self._subscriptions.consumers.get(packet.consumer)
             if consumer is not None:
                 consumer.delivered(packet, body)
-        elif isinstance(packet, TopologyChanged):
-            for membership in list(self._memberships):
-                if membership.queue_id == packet.topology.queue_id:
-                    membership.learn(packet.topology)
-        elif isinstance(packet, Migrated):
-            for membership in list(self._memberships):
-                if membership.is_meant(packet):
-                    membership.moved(packet.replica_id)
-        elif isinstance(packet, JoinAgain):
-            for membership in list(self._memberships):
-                if membership.queue_id == packet.queue_id:
-                    membership.join_again()
-        elif isinstance(packet, ConsumerEnded):
-            consumer = self._legs.get(packet.consumer)
-            if consumer is not None:
-                consumer.on_ended(packet)
-        elif isinstance(packet, PrefetchChanged):
-            consumer = self._legs.get(packet.consumer)
-            if consumer is not None:
-                consumer.prefetch_changed(packet.prefetch, packet.lasting)
+        elif isinstance(packet, ConsumerEnded | PrefetchChanged):
+            self._subscriptions.on_push(packet)
+        else:
+            self._queues.on_push(packet)
+
+    def on_resumed(self) -> None:
+        self._subscriptions.resubscribe(self._temporary_queues)
+        self._temporary_queues.resume()
+        self._producers.flush()
+
+    def on_outage(self, error: TidegateError) -> None:
+        self._producers.fail(error)
+        self._subscriptions.fail(error)
+
+    @property
+    def transport(self) -> Transport | None:
+        """The current transport; `None` while disconnected."""
+        return self._connection.transport
+
+    @property
+    def reconnect_s(self) -> float:
+        """Seconds for which calls wait for a connection."""
+        return self._connection.reconnect_s
+
+    @property
+    def outage(self) -> TidegateError | None:
+        """The error with which calls fail at once; `None` in normal operation.
+
+        It is set when the client is closed, has had no node for `reconnect_s` seconds, or was
+        rejected by a node.
+        """
+        return self._connection.outage
+
+    @property
+    def generation(self) -> int:
+        """The number of the current connection; it grows by one with every reconnect."""
+        return self._connection.generation
+
+    async def connected(self) -> Transport:
+        """Return the current transport, and wait for one if necessary."""
+        return await self._connection.connected()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run a coroutine as a task that is cancelled when the client closes."""
+        return self._connection.spawn(work)
 
     # Identity
+
+    @property
+    def info(self) -> ClientInfo:
+        """The client's registration at the nodes; `InvalidValue` before it is opened."""
+        return self._connection.identity()
+
+    @property
+    def client_id(self) -> int:
+        return self.info.client_id
+
+    @property
+    def client_name(self) -> str:
+        return self.info.name
+
+    @property
+    def mode(self) -> str:
+        return {mode: name for name, mode in MODES.items()}[self.info.mode]
+
+    async def _client_id(self, client: str | int) -> int:
+        if isinstance(client, int):
+            return client
+        known = self._client_ids.get(client)
+        if known is None:
+            packet = (await self._connection.request(FindClient(client))).packet
+            assert isinstance(packet, FindClientResponse)
+            known = self._client_ids[client] = packet.client_id
+        return known
+
+    async def client_id_of(self, name: str) -> int:
+        """Return the id of a client by name.
+
+        A name that no client has yet is reserved. Messages to its id wait for the client that
+        registers under this name.
+        """
+        return await self._client_id(name)
 
     async def ping(self) -> float:
         """Return the round-trip time to the connected node, in seconds."""
@@ -208,9 +294,212 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
         target = self.client_id if client is None else await self._client_id(client)
         await self._connection.request(DeleteClient(target), repeatable=False)
 
-    def _forget_queue(self, queue_id: int) -> None:
-        super()._forget_queue(queue_id)
-        self._outboxes = {n: o for n, o in self._outboxes.items() if o.queue_id != queue_id}
+    # Queues
+
+    async def delete_queue(self, queue: str | int) -> None:
+        """Delete a queue and its messages; raise `QueueNotExisting` if there is none."""
+        queue_id = await self._queues.id_of(queue)
+        await self._connection.request(DeleteQueue(queue_id), repeatable=False)
+        self._queues.forget_id(queue_id)
+        self._producers.forget_id(queue_id)
+
+    def adopt_policy(self, queue: str, policy: QueuePolicy | None) -> None:
+        """Do nothing, since nodes store the policies of queues; `set_policy` changes one.
+
+        The method exists because workers call it on every engine.
+        """
+
+    # Putting
+
+    def put(self, queue: str, payload: bytes, **options: Unpack[PutOptions]) -> asyncio.Future[int]:
+        """Put a message, and return a future of its id.
+
+        Await the future: it is done once the message is on disk. If the future is not awaited, the
+        message is sent all the same.
+
+        Args:
+            queue: the name of the queue.
+            payload: the message body, as bytes.
+            options: see `PutOptions`.
+
+        Returns:
+            A future of the message id. Id 0 means that the message is stored but its id is not
+            known here: it was stored before the connection broke, or by an earlier put with the
+            same dedup id.
+
+        Raises:
+            InvalidValue, TypeError, TooLarge: a bad argument; raised at the call.
+            Unavailable: the client is closed or has been without a node for too long; raised at the
+                call.
+
+        The future fails with `QueueNotExisting`, `Forbidden`, `LimitReached` or another
+        `TidegateError` if the message was not stored. `IoFailure` means that it is not known
+        whether it was stored.
+        """
+        producer = self._producers.by_queue.get(queue)
+        if producer is None or self._connection.outage is not None:
+            producer = self._producers.get(queue)
+        if type(payload) is not bytes or len(payload) > MESSAGE_BYTES_MAX:
+            payload = checked_payload(payload)
+        if not options:
+            return producer.add(payload)
+        special = checked_options(options)
+        return (
+            producer.add(payload)
+            if special == DEFAULT_MESSAGE_OPTIONS
+            else producer.add_with_options(payload, special)
+        )
+
+    def put_soon(
+        self, queue: str, payload: bytes, **options: Unpack[PutOptions]
+    ) -> asyncio.Future[int]:
+        """Put a message without awaiting it; `flush()` waits for it and raises its error."""
+        future = self.put(queue, payload, **options)
+        self._soon.add(future)
+        future.add_done_callback(self._soon_done)
+        return future
+
+    def _soon_done(self, future: asyncio.Future[int]) -> None:
+        self._soon.discard(future)
+        if not future.cancelled() and (failure := future.exception()) is not None:
+            self._soon_failures.append(failure)
+
+    async def flush(self) -> None:
+        """Wait until every message of `put_soon` is confirmed, and raise the first error."""
+        while self._soon:
+            await asyncio.wait(set(self._soon))
+        if self._soon_failures:
+            failures, self._soon_failures = self._soon_failures, []
+            raise failures[0]
+
+    async def put_many(
+        self, queue: str, payloads: Iterable[bytes], *, priority: int = PRIORITY_DEFAULT
+    ) -> list[int]:
+        """Put many messages in as few batches as possible; return their ids once all are on disk.
+
+        Faster than single puts. All messages have the same priority and no other options. If one
+        batch fails, the call raises, and the messages of other batches may be stored. A bad
+        argument raises before anything is sent.
+        """
+        chosen = [
+            payload
+            if type(payload) is bytes and len(payload) <= MESSAGE_BYTES_MAX
+            else checked_payload(payload)
+            for payload in payloads
+        ]
+        if not chosen:
+            return []
+        checked_options({"priority": priority})
+        producer = self._producers.get(queue)
+        ids: list[int] = []
+        with tracing.publishing(queue, count=len(chosen)):
+            for answer in await producer.add_many(chosen, priority):
+                ids += answer
+        return ids
+
+    async def put_each(self, queue: str, messages: Iterable[tuple[bytes, PutOptions]]) -> list[int]:
+        """Put many messages, each with its own options; return their ids once all are on disk."""
+        puts = [self.put(queue, payload, **options) for payload, options in messages]
+        return await asyncio.gather(*puts)
+
+    async def put_to(
+        self,
+        queues: Iterable[str | int],
+        payload: bytes,
+        *,
+        partial: bool = False,
+        receiver: int | None = None,
+        context: int | None = None,
+        priority: int = PRIORITY_DEFAULT,
+        content_type: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> list[str]:
+        """Put one message into several queues, in one transaction; return the names of the queues.
+
+        Args:
+            queues: names or ids; duplicates count once.
+            partial: `False` stores the message in all queues or in none. `True` stores it in the
+                queues that accept it.
+
+        The other arguments are the options of `put` with the same names.
+
+        Raises:
+            InvalidValue: no queue is given.
+            TidegateError: without `partial`, any queue cannot be looked up or refuses the message.
+        """
+        if isinstance(queues, str):
+            raise InvalidValue(f"put_to takes a list of queues: [{queues!r}]")
+        names = list(dict.fromkeys(queues))
+        if not names:
+            raise InvalidValue("name at least one queue")
+        options: PutOptions = {
+            "receiver": receiver,
+            "context": context,
+            "priority": priority,
+            "content_type": content_type,
+            "headers": headers,
+        }
+        checked_options(options)
+        by_id: dict[int, str] = {}
+        for name in names:
+            try:
+                by_id[await self._queues.id_of(name)] = str(name)
+            except TidegateError:
+                if not partial:
+                    raise
+        if not by_id:
+            return []
+        with tracing.publishing(", ".join(by_id.values()), headers) as options["headers"]:
+            packet = PutToQueues(
+                list(by_id),
+                # A producer id of its own, so that the node recognises a resend and nothing else.
+                secrets.randbits(62) + 1,
+                1,
+                priority,
+                partial,
+                receiver,
+                context,
+                checked_options(options).attributes,
+            )
+            # The batch number stays the same, so the request may be repeated.
+            answered = await self._connection.request(packet, [checked_payload(payload)])
+        assert isinstance(answered.packet, PutToQueuesResponse)
+        return [by_id[queue_id] for queue_id in answered.packet.queue_ids]
+
+    def publish(
+        self, topic: str, payload: bytes, **options: Unpack[PutOptions]
+    ) -> asyncio.Future[int]:
+        """Publish a message to all matching subscriptions, and return a future.
+
+        Await the future: it is done once the message is on disk in all of them. Its result is the
+        number of subscriptions. The options and errors are those of `put`.
+        """
+        producer = self._producers.topic(topic)
+        payload = checked_payload(payload)
+        special = checked_options(options)
+        return (
+            producer.add(payload)
+            if special == DEFAULT_MESSAGE_OPTIONS
+            else producer.add_with_options(payload, special)
+        )
+
+    async def publish_many(
+        self, topic: str, payloads: Iterable[bytes], **options: Unpack[PutOptions]
+    ) -> list[int]:
+        """Publish many messages with the same options; return each one's subscription count."""
+        return await asyncio.gather(
+            *(self.publish(topic, payload, **options) for payload in payloads)
+        )
+
+    def producer(self, queue: str, *, replica: int | None = None) -> ProducerHandle:
+        """Return a producer of its own for a queue: `async with mq.producer("orders") as orders`.
+
+        Under the scaling policy "clients", a producer of a logical queue is assigned to one
+        replica, and `replica` is the preferred one. Under the other policies its messages go to all
+        replicas.
+        """
+        number = self._subscriptions.next_number()
+        return ProducerHandle(self._producers, queue, number, wanted=replica)
 
     def transaction(self) -> Transaction:
         """Return a transaction, in which puts and acknowledgements succeed or fail together.
@@ -221,28 +510,109 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
         """
         return Transaction(self, self._connection.reconnect_s)
 
-    def adopt_policy(self, queue: str, policy: QueuePolicy | None) -> None:
-        """Do nothing, since nodes store the policies of queues; `set_policy` changes one.
+    # Reading and consuming
 
-        The method exists because workers call it on every engine.
+    async def get(
+        self,
+        queue: str | int,
+        *,
+        order: OrderName = "oldest",
+        sender: int | str | None = None,
+        context: int | None = None,
+        wait: float = 0.0,
+        lease: float | None = None,
+    ) -> Message:
+        """Take one message: at once, or when one arrives within `wait` seconds.
+
+        Args:
+            order: "oldest" by arrival, "priority" strictly by priority.
+            sender: only messages from this client, by id or name.
+            context: only the reply with this context, addressed to this client.
+            wait: seconds to wait; 0 returns at once.
+            lease: seconds for which the caller holds the message and must settle it. `None`
+                acknowledges the message on arrival.
+
+        Without a lease the acknowledgement is not confirmed, so the message may come again if the
+        connection breaks at that moment. If the call is cancelled, a message that arrives
+        afterwards is returned to the queue.
+
+        Raises:
+            NoMessagesInQueue: the queue is empty.
+            NoMessagesRetrieved: the queue is paused, or no message matches.
+            QueueNotExisting: no queue has that name or id.
         """
+        if order not in ORDERS:
+            raise InvalidValue(f"order is one of {', '.join(ORDERS)}, not {order!r}")
+        check_seconds("wait", wait, at_least=0.0)
+        if lease is not None:
+            check_seconds("lease", lease, at_least=0.001)
+        # A known id needs no call.
+        queue_id = self._queues.ids.get(queue) or await self._queues.id_of(queue)
+        sender_id = None if sender is None else await self._client_id(sender)
+        lease_ms = int((READ_LEASE_S if lease is None else lease) * 1e3)
+        request = ReadRequest(ORDERS[order], sender_id, context, lease_ms)
+        return await self._reader.read(queue, queue_id, request, wait, is_held=lease is not None)
 
-    # Temporary queues
+    async def request(
+        self,
+        queue: str,
+        payload: bytes,
+        *,
+        receiver: int | None = None,
+        priority: int = PRIORITY_DEFAULT,
+        timeout: float = 30.0,
+        content_type: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Message:
+        """Put a request and return its reply, which the other side sends with `reply()`.
 
-    def on_guest_back(self, queue: QueueInfo) -> None:
-        """Subscribe again to a temporary queue that was created again after a reconnect."""
-        self.note_queue(queue)
-        self._outboxes.pop(queue.name, None)
-        for subscription in self._subscriptions:
-            if subscription.queue == queue.name:
-                subscription.resubscribe(queue.queue_id)
+        `receiver` is the id of the client that may read the request; `None` means any. The other
+        options are those of `put`.
 
-    def on_temporary_queue_lost(self, queue: str, error: TidegateError) -> None:
-        """Fail the subscriptions of a temporary queue that could not be created again."""
-        self._temporary_queues.remove(queue)
-        for subscription in self._subscriptions:
-            if subscription.queue == queue:
-                subscription.fail(error)
+        Raises:
+            NoReply: no reply came within `timeout` seconds. The request is still in the queue or
+                being handled.
+        """
+        check_seconds("timeout", timeout, at_least=0.0)
+        context = secrets.randbits(62)
+        await self.put(
+            queue,
+            payload,
+            receiver=receiver,
+            context=context,
+            priority=priority,
+            content_type=content_type,
+            headers=headers,
+        )
+        try:
+            return await self.get(queue, context=context, wait=timeout)
+        except (NoMessagesInQueue, NoMessagesRetrieved):
+            raise NoReply(f"no reply in queue {queue!r} within {timeout:g} s") from None
+
+    def reply(
+        self,
+        message: Message,
+        payload: bytes,
+        *,
+        content_type: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> asyncio.Future[int]:
+        """Send a reply to a request, into the same queue, addressed to the request's sender.
+
+        Return a future as `put` does. A message without a context is no request and raises
+        `InvalidValue`.
+        """
+        if message.context is None:
+            raise InvalidValue("this message asks for no reply: it has no context")
+        return self.put(
+            message.queue,
+            payload,
+            receiver=message.sender,
+            context=message.context,
+            priority=message.priority,
+            content_type=content_type,
+            headers=headers,
+        )
 
     def subscribe(
         self,
@@ -279,9 +649,10 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
         check_count("prefetch", prefetch)
         bound_to = bound_replica(str(queue)) if replica is None else None
         return Subscription(
-            self,
+            self._connection,
+            self._queues,
+            self._subscriptions,
             queue,
-            self.next_consumer(),
             prefetch,
             ORDERS[order],
             ack == "automatic",
@@ -303,27 +674,6 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
         """
         async with self.subscribe(queue, prefetch=prefetch) as subscription:
             await subscription.run(handler)
-
-    def add_subscription(self, subscription: Subscription) -> None:
-        self._subscriptions.append(subscription)
-
-    def drop_subscription(self, subscription: Subscription) -> None:
-        if subscription in self._subscriptions:
-            self._subscriptions.remove(subscription)
-
-    def next_consumer(self) -> int:
-        """Return a consumer number that is not used on this connection."""
-        return next(self._consumers)
-
-    def add_leg(self, consumer: RemoteConsumer) -> None:
-        self._legs[consumer.consumer] = consumer
-
-    def has_leg(self, consumer: int) -> bool:
-        return consumer in self._legs
-
-    def drop_leg(self, consumer: RemoteConsumer) -> None:
-        if self._legs.get(consumer.consumer) is consumer:
-            del self._legs[consumer.consumer]
 
 
 # The replica to which this process is bound.

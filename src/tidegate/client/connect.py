@@ -13,9 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from tidegate.client.blocking import BlockingClient
-from tidegate.client.client import Client
-from tidegate.client.connection import (
+from tidegate.client.address import (
     SCHEME,
     SCHEME_TLS,
     find_credentials,
@@ -23,8 +21,9 @@ from tidegate.client.connection import (
     redact_url,
     verifying_context,
 )
+from tidegate.client.blocking import BlockingClient
+from tidegate.client.client import Client, ModeName
 from tidegate.client.engine import ENGINES, EngineClient
-from tidegate.client.reads import ModeName
 from tidegate.core.errors import InvalidValue
 
 URL_VARIABLE = "TIDEGATE_URL"

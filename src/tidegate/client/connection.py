@@ -34,12 +34,12 @@ import secrets
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, cast
-from urllib.parse import unquote
+from typing import Any, Protocol, cast
 
+from tidegate.client.address import Credentials
 from tidegate.core.errors import (
     ClientNameNotUnique,
     InvalidValue,
@@ -73,6 +73,19 @@ _HEARTBEAT_S = 10.0
 TRANSIENT_ERRORS = (Unavailable, NotOwner, StaleEpoch)
 
 
+class ConnectionListener(Protocol):
+    """The client that a connection belongs to."""
+
+    def on_push(self, packet: Packet, body: memoryview) -> None:
+        """Handle a packet that is no answer. The body is valid only during the call."""
+
+    def on_resumed(self) -> None:
+        """Register and send everything again, over a new transport."""
+
+    def on_outage(self, error: TidegateError) -> None:
+        """Fail everything that waits for a transport."""
+
+
 class ClusterConnection:
     """A reconnecting connection of one client to the nodes of its URL."""
 
@@ -86,9 +99,7 @@ class ClusterConnection:
         client_id: int | None,
         mode: ClientMode,
         reconnect_s: float,
-        on_push: Callable[[Packet, memoryview], None],
-        on_resumed: Callable[[], None],
-        on_gave_up: Callable[[TidegateError], None],
+        listener: ConnectionListener,
     ) -> None:
         self._nodes = nodes
         self._credentials = credentials
@@ -97,9 +108,7 @@ class ClusterConnection:
         self._wanted_id = client_id
         self._mode = mode
         self.reconnect_s = reconnect_s
-        self._on_push = on_push
-        self._on_resumed = on_resumed
-        self._on_gave_up = on_gave_up
+        self._listener = listener
         self.transport: Transport | None = None
         self.info: ClientInfo | None = None
         self.generation = 0
@@ -110,6 +119,12 @@ class ClusterConnection:
         self._node: tuple[str, int] | None = None
         self._connected: asyncio.Future[Transport] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    def identity(self) -> ClientInfo:
+        """Return the client's registration; raise `InvalidValue` before it is opened."""
+        if self.info is None:
+            raise InvalidValue("not connected: use `async with tidegate.connect(url) as mq`")
+        return self.info
 
     async def open(self) -> None:
         """Connect to the first node that answers; raise `Unavailable` if none does."""
@@ -145,7 +160,7 @@ class ClusterConnection:
 
     async def _connect(self, host: str, port: int) -> None:
         transport = await Transport.open(
-            host, port, self._on_push, self._on_transport_lost, _CONNECT_S, self._tls
+            host, port, self._listener.on_push, self._on_transport_lost, _CONNECT_S, self._tls
         )
         try:
             async with asyncio.timeout(_CONNECT_S):
@@ -232,7 +247,7 @@ class ClusterConnection:
         finally:
             patience.cancel()
         self.outage = None
-        self._on_resumed()
+        self._listener.on_resumed()
 
     async def _try_every_node(self) -> bool:
         for host, port in self._nodes:
@@ -253,7 +268,7 @@ class ClusterConnection:
         self.outage = error
         if self._connected is not None and not self._connected.done():
             self._connected.set_exception(error)
-        self._on_gave_up(error)
+        self._listener.on_outage(error)
 
     async def connected(self) -> Transport:
         """Return the current transport, and wait for one if necessary.
@@ -368,7 +383,6 @@ class Transport(asyncio.Protocol):
         self._packet_ids = count(1)
         self._on_push = on_push
         self._on_lost = on_lost
-        self._paused: asyncio.Future[None] | None = None
         self.alive = False
         self.heard_at = 0.0
 
@@ -415,31 +429,17 @@ class Transport(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)
         self._transport = transport
-        transport.set_write_buffer_limits(high=4 * 1024 * 1024)
         self.alive = True
         self.heard_at = asyncio.get_running_loop().time()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.alive = False
         self._wire.close()
-        self.resume_writing()
         asked, self._responses = self._responses, {}
         lost = IoFailure("the connection to the node was lost; the outcome is not known")
         for done in asked.values():
             done(lost, memoryview(b""))
         self._on_lost(self)
-
-    def pause_writing(self) -> None:
-        self._paused = asyncio.get_running_loop().create_future()
-
-    def resume_writing(self) -> None:
-        if self._paused is not None and not self._paused.done():
-            self._paused.set_result(None)
-        self._paused = None
-
-    @property
-    def writable(self) -> bool:
-        return self._paused is None
 
     def data_received(self, data: bytes) -> None:
         self.heard_at = asyncio.get_running_loop().time()
@@ -548,174 +548,3 @@ async def log_in(transport: Transport, credentials: Credentials) -> None:
     signature = (await transport.request(Prove(proof))).packet
     assert isinstance(signature, ProveResponse)
     login.check(signature.message)
-
-
-# Parsing of `tidegate://[user[:password]@]host:port[,host:port…]`.
-#
-# `tidegates://` is the same over TLS. User and password are percent-encoded.
-
-
-DEFAULT_PORT = 7411
-_PORT_MAX = 65535
-_DIGITS_MAX = 20
-SCHEME = "tidegate://"
-SCHEME_TLS = "tidegates://"
-
-
-class ClusterAddress(NamedTuple):
-    """The parts of a URL."""
-
-    nodes: list[tuple[str, int]]
-    tls: bool
-    user: str | None
-    password: str | None
-
-
-def parse_url(url: str) -> list[tuple[str, int]]:
-    """Return the (host, port) pairs of a URL."""
-    return parse_address(url).nodes
-
-
-def parse_address(url: str) -> ClusterAddress:
-    """Parse a URL; raise `InvalidValue` if it is no Tidegate URL.
-
-    A missing port means 7411. Error messages do not show the password.
-    """
-    if not isinstance(url, str) or not url.startswith((SCHEME, SCHEME_TLS)):
-        raise InvalidValue(f"{redact_url(url)} is no Tidegate URL: write tidegate://host:port")
-    tls = url.startswith(SCHEME_TLS)
-    rest = url.partition("://")[2].rstrip("/")
-    login, at, rest = rest.rpartition("@")
-    user, colon, password = login.partition(":")
-    if at and not user:
-        raise InvalidValue(f"{redact_url(url)} names no user: write tidegate://user@host:port")
-    return ClusterAddress(
-        _nodes(url, rest),
-        tls,
-        unquote(user) if user else None,
-        unquote(password) if colon else None,
-    )
-
-
-def redact_url(url: object) -> str:
-    """Return a URL for error messages, with everything before the last @ hidden."""
-    if not isinstance(url, str) or "@" not in url:
-        return repr(url)
-    scheme, _, rest = url.partition("://")
-    return repr(f"{scheme}://***@{rest.rpartition('@')[2]}")
-
-
-def _nodes(url: str, rest: str) -> list[tuple[str, int]]:
-    if not rest:
-        raise InvalidValue(f"{redact_url(url)} names no host: write tidegate://host:port")
-    nodes = []
-    for part in rest.split(","):
-        host, colon, port = part.rpartition(":")
-        if not colon or part.endswith("]"):
-            host, port = part, str(DEFAULT_PORT)
-        # `isdigit` alone accepts superscripts, which `int` rejects.
-        is_number = port.isascii() and port.isdigit() and len(port) <= _DIGITS_MAX
-        if not is_number or not 0 < int(port) <= _PORT_MAX:
-            raise InvalidValue(f"{port!r} in {redact_url(url)} is no port: 1 to {_PORT_MAX}")
-        bare = host.removeprefix("[").removesuffix("]")
-        if not bare:
-            raise InvalidValue(f"{redact_url(url)} names no host: write tidegate://host:port")
-        if ":" in bare and bare == host:
-            raise InvalidValue(f"{host!r} in {redact_url(url)}: write tidegate://[{host}]:{port}")
-        nodes.append((bare, int(port)))
-    return nodes
-
-
-# The login of a client: from the URL, from arguments, or from the environment.
-#
-#     TIDEGATE_USER, TIDEGATE_PASSWORD, TIDEGATE_PASSWORD_FILE
-#
-# A password in the call or the URL takes precedence over a file, and a file over the environment.
-# No repr and no error shows a password.
-
-
-USER_VARIABLE = "TIDEGATE_USER"
-PASSWORD_VARIABLE = "TIDEGATE_PASSWORD"
-PASSWORD_FILE_VARIABLE = "TIDEGATE_PASSWORD_FILE"
-
-
-class Credentials:
-    """A user name and its password."""
-
-    __slots__ = ("password", "user")
-
-    def __init__(self, user: str, password: str) -> None:
-        self.user = user
-        self.password = password
-
-    def __repr__(self) -> str:
-        return f"Credentials({self.user!r}, ***)"
-
-
-def find_credentials(
-    user: str | None,
-    password: str | None,
-    password_file: str | os.PathLike[str] | None,
-    environment: Mapping[str, str] = os.environ,
-) -> Credentials | None:
-    """Return the credentials to log in with; `None` means no login.
-
-    A node without users accepts clients without a login. A user without a password, or a password
-    without a user, raises `InvalidValue`.
-    """
-    user = user or environment.get(USER_VARIABLE)
-    if not user:
-        if password is not None or password_file is not None:
-            raise InvalidValue("a password without a user: whose is it?")
-        return None
-    if password is None and password_file is not None:
-        password = read_password_file(Path(password_file))
-    if password is None:
-        password = environment.get(PASSWORD_VARIABLE)
-    if password is None and (named := environment.get(PASSWORD_FILE_VARIABLE)):
-        password = read_password_file(Path(named))
-    if password is None:
-        raise InvalidValue(
-            f"no password for user {user!r}: set {PASSWORD_VARIABLE} or {PASSWORD_FILE_VARIABLE}, "
-            "or give password= or password_file="
-        )
-    return Credentials(user, password)
-
-
-def read_password_file(file: Path) -> str:
-    """Return the first line of a password file; raise `InvalidValue` if it cannot be read."""
-    try:
-        return file.read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
-    except (OSError, UnicodeDecodeError) as failure:
-        reason = failure.strerror if isinstance(failure, OSError) else "it is not UTF-8"
-        raise InvalidValue(f"the password file {file} cannot be read: {reason}") from None
-
-
-# TLS contexts of clients: at least TLS 1.2, with the host's certificate verified.
-
-
-CA_FILE_VARIABLE = "TIDEGATE_CA_FILE"
-
-
-def verifying_context(authority: Path | None = None) -> ssl.SSLContext:
-    """Return a context that trusts the authorities of a PEM file, or those of the machine.
-
-    `authority` is the file; `None` means the file in TIDEGATE_CA_FILE, if set.
-    """
-    if authority is None and (named := os.environ.get(CA_FILE_VARIABLE)):
-        authority = Path(named)
-    try:
-        context = ssl.create_default_context(cafile=authority)
-    except (OSError, ValueError) as failure:
-        raise InvalidValue(f"{authority} holds no certificates in PEM: {failure}") from None
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    return context
-
-
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop of uvloop if it is installed (extra `node`), else of asyncio."""
-    try:
-        from uvloop import new_event_loop
-    except ModuleNotFoundError:
-        return asyncio.new_event_loop()
-    return new_event_loop()

@@ -1,4 +1,4 @@
-"""A consumer registered at one node.
+"""The consumers of a subscription, each registered at one node.
 
 A `RemoteConsumer` belongs to one queue and one transport. It receives messages within its prefetch,
 and settles them: it acknowledges them in ranges, returns them, or extends their leases.
@@ -13,14 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from tidegate.client.connection import Transport
+from tidegate.client.connection import ClusterConnection, Transport
 from tidegate.client.message import MessageBatch, ReturnOptions, split_payloads
-from tidegate.core.errors import InvalidValue, LeaseLost, TidegateError
+from tidegate.core.errors import (
+    InvalidValue,
+    LeaseLost,
+    QueueNotExisting,
+    RetryLater,
+    TidegateError,
+)
 from tidegate.core.model import Order
 from tidegate.protocol.cluster import Stats
 from tidegate.protocol.messages import (
@@ -37,10 +42,26 @@ from tidegate.protocol.messages import (
 )
 from tidegate.telemetry.stats import ClusterStats
 
+if TYPE_CHECKING:
+    from tidegate.client.subscription import ReceiveBuffer, Subscription, SubscriptionSet
+
 # How long acknowledgements wait for more, in seconds, while the node has enough credit. One packet
 # per acknowledgement would cost the node more than the messages.
 _ACK_LINGER_S = 0.003
 UNSTARTED = ReturnOptions(unstarted=True)
+
+
+class ConsumerListener(Protocol):
+    """The subscription that a consumer belongs to."""
+
+    def on_delivered(self, batches: list[MessageBatch]) -> None:
+        """Take the messages of one packet."""
+
+    def on_ended(self, consumer: RemoteConsumer, packet: ConsumerEnded) -> None:
+        """Handle that the node has ended a consumer."""
+
+    def on_prefetch(self, consumer: RemoteConsumer, prefetch: int) -> None:
+        """Note a prefetch that was set at the node for good."""
 
 
 class RemoteConsumer:
@@ -48,6 +69,7 @@ class RemoteConsumer:
 
     def __init__(
         self,
+        listener: ConsumerListener,
         queue: str,
         queue_id: int,
         consumer: int,
@@ -57,9 +79,6 @@ class RemoteConsumer:
         order: Order,
         automatic: bool,
         mine_only: bool = False,
-        on_arrived: Callable[[list[MessageBatch]], None],
-        on_ended: Callable[[RemoteConsumer, ConsumerEnded], None],
-        on_prefetch: Callable[[RemoteConsumer, int], None],
     ) -> None:
         # The name of the logical or plain queue, not of a replica.
         self.queue = queue
@@ -72,9 +91,9 @@ class RemoteConsumer:
         self.lost = False
         self._transport = transport
         self._order = order
-        self._on_arrived = on_arrived
-        self._on_ended = on_ended
-        self._on_prefetch = on_prefetch
+        self._listener = listener
+        # Bound once, since every delivery calls it.
+        self._on_delivered = listener.on_delivered
         # Tags number the deliveries of this consumer from 1.
         self._last_tag = 0
         self._ack_low = 0
@@ -165,10 +184,10 @@ class RemoteConsumer:
         batches = split_payloads(packet.runs, body, self, 0)
         run = packet.runs[-1]
         self._last_tag = run.tag + len(run.lengths) - 1
-        self._on_arrived(batches)
+        self._on_delivered(batches)
 
-    def on_ended(self, packet: ConsumerEnded) -> None:
-        self._on_ended(self, packet)
+    def ended(self, packet: ConsumerEnded) -> None:
+        self._listener.on_ended(self, packet)
 
     async def waiting(self) -> int | None:
         """Return the number of ready messages; `None` if the node has no stats of the queue."""
@@ -185,7 +204,7 @@ class RemoteConsumer:
     def prefetch_changed(self, prefetch: int, lasting: bool) -> None:
         self.prefetch = prefetch
         if lasting:
-            self._on_prefetch(self, prefetch)
+            self._listener.on_prefetch(self, prefetch)
 
     async def set_prefetch(self, prefetch: int) -> None:
         await self._transport.request(SetPrefetch(self.queue_id, self.consumer, prefetch))
@@ -269,3 +288,181 @@ class RemoteConsumer:
         self._settled.set()
         assert isinstance(answered.packet, SettleResponse)
         return answered.packet.lost
+
+
+# The consumers of a subscription: the current one, and the retiring ones.
+#
+# A subscription that moves to another replica retires its consumer. A retiring consumer receives no
+# more and returns untouched messages. It unregisters when the application has settled its last
+# message.
+
+
+class ConsumerSet:
+    """The consumers of one subscription, all of which deliver into one buffer."""
+
+    def __init__(
+        self,
+        connection: ClusterConnection,
+        subscriptions: SubscriptionSet,
+        listener: ConsumerListener,
+        buffer: ReceiveBuffer,
+        queue: str,
+        order: Order,
+        automatic: bool,
+    ) -> None:
+        self._connection = connection
+        self._subscriptions = subscriptions
+        self._listener = listener
+        self._buffer = buffer
+        self._queue = queue
+        self._order = order
+        self._automatic = automatic
+        self.consumer: RemoteConsumer | None = None
+        # Consumers at former replicas, with messages that the application has not settled.
+        self.leaving: set[RemoteConsumer] = set()
+
+    def new_consumer(
+        self,
+        queue_id: int,
+        number: int,
+        transport: Transport,
+        prefetch: int,
+        *,
+        mine_only: bool = False,
+    ) -> RemoteConsumer:
+        """Make a consumer that is not registered yet, and is not the current one."""
+        consumer = RemoteConsumer(
+            self._listener,
+            self._queue,
+            queue_id,
+            number,
+            transport,
+            prefetch=prefetch,
+            order=self._order,
+            automatic=self._automatic,
+            mine_only=mine_only,
+        )
+        self._subscriptions.add_consumer(consumer)
+        return consumer
+
+    def switch_to(self, consumer: RemoteConsumer) -> None:
+        former, self.consumer = self.consumer, consumer
+        if former is not None:
+            self.retire(former)
+
+    def retire(self, consumer: RemoteConsumer) -> None:
+        """Retire a consumer: it receives no more and ends with its last unsettled message."""
+        if not consumer.lost:
+            self.leaving.add(consumer)
+            self._connection.spawn(self._drain(consumer))
+
+    async def _drain(self, consumer: RemoteConsumer) -> None:
+        """Retire a consumer, and wait until its messages are settled."""
+        # An error means that the transport or the queue is gone, and its messages were returned.
+        with contextlib.suppress(TidegateError):
+            await consumer.withdraw_credit()
+            if not self._automatic:
+                await consumer.return_unstarted(self._buffer.untouched(consumer))
+                await consumer.until_settled()
+        if consumer in self.leaving:
+            self.leaving.discard(consumer)
+            await consumer.unsubscribe()
+            consumer.lost = True
+            self._subscriptions.remove_consumer(consumer)
+
+    def discard(self, consumer: RemoteConsumer) -> None:
+        """Discard a consumer after the node has returned its messages to the queue."""
+        consumer.lost = True
+        self._subscriptions.remove_consumer(consumer)
+        self.leaving.discard(consumer)
+        if consumer is self.consumer:
+            self.consumer = None
+        self._buffer.discard(consumer)
+
+
+# Messages of a logical queue that are addressed to this client.
+#
+# One replica holds all messages for a receiver. If a subscription is assigned to another replica,
+# it has an additional consumer there. That consumer gets only addressed messages and does not count
+# as a member. It follows when the assignment changes, and ends when the subscription itself moves
+# to that replica.
+
+_BACKOFF_FIRST_S = 0.02
+_BACKOFF_MAX_S = 1.0
+# The divisor of the subscription's prefetch that gives the prefetch of the additional consumer.
+# Addressed messages are seldom many.
+_PREFETCH_PART = 8
+
+
+class AddressedReads:
+    """The additional consumer of a subscription for addressed messages."""
+
+    def __init__(self, subscription: Subscription, consumers: ConsumerSet) -> None:
+        self._subscription = subscription
+        self._consumers = consumers
+        self._moving = False
+        self.consumer: RemoteConsumer | None = None
+
+    @property
+    def prefetch(self) -> int:
+        return max(self._subscription.prefetch // _PREFETCH_PART, 1)
+
+    def refresh(self) -> None:
+        """Start to move the consumer to the right replica, if it is at another one."""
+        if not self._moving and self._is_elsewhere():
+            self._moving = True
+            self._subscription.spawn(self._move())
+
+    def on_consumer_lost(self, consumer: RemoteConsumer) -> None:
+        if consumer is self.consumer:
+            self.consumer = None
+
+    async def set_prefetch(self) -> None:
+        """Adapt to a new prefetch of the subscription."""
+        if self.consumer is not None and self.consumer.is_connected:
+            await self.consumer.set_prefetch(self.prefetch)
+
+    def _is_elsewhere(self) -> bool:
+        return (
+            0 if self.consumer is None else self.consumer.queue_id
+        ) != self._subscription.home_id()
+
+    async def _move(self) -> None:
+        try:
+            await self._move_until_done()
+        except TidegateError as error:
+            self._subscription.fail(error)
+        finally:
+            self._moving = False
+
+    async def _move_until_done(self) -> None:
+        subscription = self._subscription
+        backoff_s = _BACKOFF_FIRST_S
+        while self._is_elsewhere():
+            former, self.consumer = self.consumer, None
+            if former is not None:
+                self._consumers.retire(former)
+            home_id = subscription.home_id()
+            if not home_id:
+                return
+            consumer = await subscription.new_addressed_consumer(home_id, self.prefetch)
+            try:
+                await consumer.subscribe()
+            except (RetryLater, QueueNotExisting):
+                # The replica does not serve this client now. Its assignment may have changed.
+                subscription.discard_consumer(consumer)
+                subscription.join_again()
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+                continue
+            except BaseException:
+                subscription.discard_consumer(consumer)
+                consumer.abandon()
+                raise
+            if consumer.lost:
+                continue
+            self.consumer = consumer
+            if not subscription.wants_more():
+                self._consumers.retire(consumer)
+                self.consumer = None
+                return

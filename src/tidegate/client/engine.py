@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any, Literal, Protocol, Self, Unpack
 
-from tidegate.client.options import PutOptions
+from tidegate.client.message import PutOptions
 from tidegate.core.model import Death, QueuePolicy
 
 ENGINES = "tidegate.engines"

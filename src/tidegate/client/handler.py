@@ -18,8 +18,15 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple, get_type_hints
 
-from tidegate.client.message import Decode, Message, Undecodable, payload_decoder
-from tidegate.client.options import check_count, check_seconds, check_text
+from tidegate.client.message import (
+    Decode,
+    Message,
+    Undecodable,
+    check_count,
+    check_seconds,
+    check_text,
+    payload_decoder,
+)
 from tidegate.core.errors import InvalidValue
 from tidegate.core.model import QueuePolicy
 from tidegate.core.prefetch import PrefetchGoal, PrefetchModel

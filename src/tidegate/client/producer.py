@@ -22,8 +22,8 @@ The answer to a batch decides:
 - `LimitReached` and all other errors: fail the futures.
 
 If the look-up shows a logical queue, the producer first waits for the answers to what it has sent.
-Then the client replaces it by a `ReplicaRouter`, which takes over the rest. Waiting keeps the
-order: a new message must not be stored before one whose answer is pending.
+Then the `ProducerPool` replaces it by a `ReplicaRouter`, which takes over the rest. Waiting keeps
+the order: a new message must not be stored before one whose answer is pending.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from collections import deque
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tidegate.client.options import DEFAULT_MESSAGE_OPTIONS, MessageOptions
+from tidegate.client.message import DEFAULT_MESSAGE_OPTIONS, MessageOptions
 from tidegate.core.errors import (
     IoFailure,
     LimitReached,
@@ -50,7 +50,9 @@ from tidegate.protocol.messages import PutMessageResponse, PutMessages
 from tidegate.protocol.packet import Packet
 
 if TYPE_CHECKING:
-    from tidegate.client.client import Client
+    from tidegate.client.connection import ClusterConnection
+    from tidegate.client.directory import QueueDirectory
+    from tidegate.client.puts import ProducerPool
 
 
 BATCH_COUNT_MAX = 500
@@ -67,13 +69,15 @@ class Producer:
     __slots__ = (
         "_batch",
         "_batch_seen",
-        "_client",
+        "_connection",
         "_futures",
         "_in_flight",
         "_logical_id",
         "_loop",
         "_payloads",
+        "_pool",
         "_producer",
+        "_queues",
         "_resend",
         "_resolving",
         "_scheduled",
@@ -84,8 +88,12 @@ class Producer:
 
     in_flight_max = IN_FLIGHT_MAX
 
-    def __init__(self, client: Client, queue: str) -> None:
-        self._client = client
+    def __init__(
+        self, connection: ClusterConnection, queues: QueueDirectory, pool: ProducerPool, queue: str
+    ) -> None:
+        self._connection = connection
+        self._queues = queues
+        self._pool = pool
         self._loop = asyncio.get_running_loop()
         self.queue = queue
         self.queue_id: int | None = None
@@ -174,8 +182,8 @@ class Producer:
         There is one future per batch and not per message, which makes large puts cheaper.
         """
         while self.queue_id is None:
-            self._found(await self._client.queue_id(self.queue))
-            heir = self._client.producer_of(self.queue)
+            self._found(await self._queues.id_of(self.queue))
+            heir = self._pool.get(self.queue)
             if self._logical_id is not None and heir is not self:
                 return await heir.add_many(payloads, priority)
         # Messages that were put earlier are sent first.
@@ -215,9 +223,9 @@ class Producer:
 
     def _flush(self) -> None:
         self._scheduled = False
-        transport = self._client.link
+        transport = self._connection.transport
         if transport is None or not transport.alive:
-            return  # the client flushes after the reconnect
+            return  # the pool flushes after the reconnect
         if self.queue_id is None:
             if not self._in_flight:
                 self._resolve()
@@ -240,7 +248,7 @@ class Producer:
         self.flush()
 
     def _found(self, queue_id: int) -> None:
-        if self._client.is_elastic(queue_id):
+        if queue_id in self._queues.logical_ids:
             self.route_to_replicas(queue_id)
         else:
             self.queue_id, self._logical_id = queue_id, None
@@ -253,7 +261,7 @@ class Producer:
         self._send_unknown()
         if not self._in_flight:
             assert self._logical_id is not None
-            self._client.spread_over(self, self._logical_id)
+            self._pool.replace_by_router(self, self._logical_id)
 
     def _send_unknown(self) -> None:
         """Send only batches that may be stored already, to the queue they were sent to.
@@ -301,7 +309,7 @@ class Producer:
         return OutgoingBatch(packet, [b"".join(chosen)], waiting)
 
     def _send(self, batch: OutgoingBatch) -> None:
-        transport = self._client.link
+        transport = self._connection.transport
         assert transport is not None
         number = batch.packet.batch
         # Name the latest batch in flight. While a queue changes its owner, the old owner may refuse
@@ -339,13 +347,13 @@ class Producer:
             # it.
             batch.is_unknown = False
             self.queue_id = self._logical_id = None
-            self._client.forget_queue_id(self.queue)
+            self._queues.forget(self.queue)
         if isinstance(error, QueueNotExisting) and not batch.looked_up:
             # The queue may have been deleted and created again: look its id up, once per batch.
             batch.looked_up = True
             if batch.packet.queue_id == self.queue_id:
                 self.queue_id = None
-                self._client.forget_queue_id(self.queue)
+                self._queues.forget(self.queue)
             self._put_back(batch)
             return
         if batch.failing_since is None:
@@ -355,12 +363,12 @@ class Producer:
         if (
             not isinstance(error, RetryLater)
             or isinstance(error, LimitReached)
-            or patience_s > self._client.reconnect_s
+            or patience_s > self._connection.reconnect_s
         ):
-            if batch.is_unknown and patience_s > self._client.reconnect_s:
+            if batch.is_unknown and patience_s > self._connection.reconnect_s:
                 error = IoFailure(f"{error}; whether the message is stored is not known")
             batch.fail(error)
-            self._client.forget_outbox(self, error)
+            self._pool.drop(self)
             return
         self._try_later(batch)
 
@@ -368,7 +376,8 @@ class Producer:
         """Send a batch again after a delay that grows with its attempts."""
         self._put_back(batch)
         batch.tries += 1
-        if self._client.link is not None and self._client.link.alive:
+        transport = self._connection.transport
+        if transport is not None and transport.alive:
             delay_s = min(0.02 * 2 ** min(batch.tries, 6), 1.0) * random.uniform(0.5, 1.0)
             if not self._scheduled:
                 self._scheduled = True
@@ -401,18 +410,18 @@ class Producer:
 
         async def resolve() -> None:
             try:
-                self._found(await self._client.queue_id(self.queue))
+                self._found(await self._queues.id_of(self.queue))
             except TidegateError as error:
                 # The request has been retried for `reconnect_s` already, and no other event would
                 # flush again.
                 self.fail(error)
-                self._client.forget_outbox(self, error)
+                self._pool.drop(self)
             finally:
                 self._resolving = False
             if self.queue_id is not None:
                 self._flush()
 
-        self._client.spawn(resolve())
+        self._connection.spawn(resolve())
 
 
 def _by_bytes(payloads: list[bytes]) -> list[list[bytes]]:
@@ -575,8 +584,10 @@ class TopicProducer(Producer):
     # A node stores batches of a topic concurrently, so only one batch in flight keeps their order.
     in_flight_max = 1
 
-    def __init__(self, client: Client, topic: str) -> None:
-        super().__init__(client, topic)
+    def __init__(
+        self, connection: ClusterConnection, queues: QueueDirectory, pool: ProducerPool, topic: str
+    ) -> None:
+        super().__init__(connection, queues, pool, topic)
         # Publications name their topic, so there is no id to look up.
         self.queue_id = 0
 

@@ -33,20 +33,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
-from tidegate.client.membership import QueueMembership
-from tidegate.client.options import (
-    DEFAULT_MESSAGE_OPTIONS,
-    MessageOptions,
-    PutOptions,
-    checked_options,
-    checked_payload,
-)
+from tidegate.client.directory import QueueDirectory, QueueMembership
+from tidegate.client.message import DEFAULT_MESSAGE_OPTIONS, MessageOptions
 from tidegate.client.producer import OutgoingBatch, PendingMessages, Producer
 from tidegate.core.errors import (
-    InvalidValue,
     IoFailure,
     LimitReached,
     NotHome,
@@ -55,7 +47,6 @@ from tidegate.core.errors import (
     RetryLater,
     TidegateError,
 )
-from tidegate.core.model import PRIORITY_DEFAULT
 from tidegate.core.topology import (
     ALIAS,
     MemberRole,
@@ -69,7 +60,8 @@ from tidegate.protocol.messages import GetFate, GetFateResponse, PutMessageRespo
 from tidegate.protocol.packet import Packet
 
 if TYPE_CHECKING:
-    from tidegate.client.client import Client
+    from tidegate.client.connection import ClusterConnection
+    from tidegate.client.puts import ProducerPool
 
 
 _AWAY_FIRST_S = 0.05
@@ -83,24 +75,22 @@ class ReplicaRouter:
 
     def __init__(
         self,
-        client: Client,
+        connection: ClusterConnection,
+        queues: QueueDirectory,
+        pool: ProducerPool,
         queue: str,
         queue_id: int,
         *,
         member: int = 0,
         wanted: int | None = None,
     ) -> None:
-        self.client = client
+        self.connection = connection
+        self.queues = queues
+        self.pool = pool
         self.queue = queue
         self.queue_id = queue_id
         self.membership = QueueMembership(
-            client,
-            queue_id,
-            MemberRole.PRODUCER,
-            member,
-            wanted=wanted,
-            on_news=self._on_topology,
-            on_refused=self._not_joined,
+            connection, queues, self, queue_id, MemberRole.PRODUCER, member, wanted=wanted
         )
         self._loop = asyncio.get_running_loop()
         self._payloads: list[bytes] = []
@@ -112,7 +102,7 @@ class ReplicaRouter:
         self._splitter = Splitter({}, random.random())
         self._places: dict[int, ReplicaInfo] = {}
         self._alias = ReplicaProducer(self, queue_id)
-        self._outboxes: dict[int, ReplicaProducer] = {queue_id: self._alias}
+        self._producers: dict[int, ReplicaProducer] = {queue_id: self._alias}
         self._homes: dict[tuple[int, bool], AssignedReplicaProducer] = {}
         self._watching = False
         # Ids of replicas that get nothing now, and how often in a row each has refused.
@@ -161,7 +151,7 @@ class ReplicaRouter:
         for number, count in self._splitter.deal(len(payloads)).items():
             run = payloads[at : at + count]
             at += count
-            runs.append(self._outbox_of(number).add_many(run, priority))
+            runs.append(self._producer_of(number).add_many(run, priority))
         return [ids for answers in await asyncio.gather(*runs) for ids in answers]
 
     def add_pending(self, unsent: PendingMessages) -> None:
@@ -174,9 +164,9 @@ class ReplicaRouter:
             self._special += unsent.special or [DEFAULT_MESSAGE_OPTIONS] * len(unsent.payloads)
         self._distribute()
 
-    def take_from(self, outbox: Producer) -> None:
+    def take_from(self, producer: Producer) -> None:
         """Take over the unsent messages of a producer whose queue has become a logical queue."""
-        refused, unsent = outbox.take_refused(), outbox.take_pending()
+        refused, unsent = producer.take_refused(), producer.take_pending()
         for batch in refused:
             messages = PendingMessages.of(batch)
             if messages is None:
@@ -187,7 +177,7 @@ class ReplicaRouter:
 
     @property
     def unconfirmed(self) -> int:
-        return len(self._payloads) + sum(outbox.unconfirmed for outbox in self._all())
+        return len(self._payloads) + sum(producer.unconfirmed for producer in self._all())
 
     # Distributing messages
 
@@ -203,14 +193,14 @@ class ReplicaRouter:
             payloads, futures, special = self._send_to_assigned(payloads, futures, special)
         counts = self._splitter.deal(len(payloads))
         if len(counts) == 1:
-            self._outbox_of(next(iter(counts))).add_pending(
+            self._producer_of(next(iter(counts))).add_pending(
                 PendingMessages(payloads, futures, special)
             )
             return
         at = 0
         for number, count in counts.items():
             end = at + count
-            self._outbox_of(number).add_pending(
+            self._producer_of(number).add_pending(
                 PendingMessages(
                     payloads[at:end],
                     futures[at:end],
@@ -236,18 +226,18 @@ class ReplicaRouter:
                 rest.append(message)
                 continue
             payload, future, its_special = message
-            outbox = self._assigned_producer(
+            producer = self._assigned_producer(
                 assignment_slot(key), group is None and dedup_id is None
             )
-            outbox.add_pending(PendingMessages([payload], [future], [its_special]))
+            producer.add_pending(PendingMessages([payload], [future], [its_special]))
         return [m[0] for m in rest], [m[1] for m in rest], [m[2] for m in rest]
 
     def _assigned_producer(self, index: int, may_wait_at_alias: bool) -> AssignedReplicaProducer:
-        outbox = self._homes.get((index, may_wait_at_alias))
-        if outbox is None:
-            outbox = AssignedReplicaProducer(self, index, may_wait_at_alias=may_wait_at_alias)
-            self._homes[index, may_wait_at_alias] = outbox
-        return outbox
+        producer = self._homes.get((index, may_wait_at_alias))
+        if producer is None:
+            producer = AssignedReplicaProducer(self, index, may_wait_at_alias=may_wait_at_alias)
+            self._homes[index, may_wait_at_alias] = producer
+        return producer
 
     def assigned_replica(self, index: int, *, may_be_alias: bool) -> int | None:
         """Return the queue id to which messages of an assignment slot go now.
@@ -264,21 +254,21 @@ class ReplicaRouter:
             return self.queue_id
         return place.queue_id
 
-    def _outbox_of(self, number: int) -> ReplicaProducer:
+    def _producer_of(self, number: int) -> ReplicaProducer:
         place = self._places.get(number)
         if place is None:
             return self._alias
-        outbox = self._outboxes.get(place.queue_id)
-        if outbox is None:
-            outbox = self._outboxes[place.queue_id] = ReplicaProducer(self, place.queue_id)
-        return outbox
+        producer = self._producers.get(place.queue_id)
+        if producer is None:
+            producer = self._producers[place.queue_id] = ReplicaProducer(self, place.queue_id)
+        return producer
 
     def _all(self) -> list[ReplicaProducer]:
-        return [*self._outboxes.values(), *self._homes.values()]
+        return [*self._producers.values(), *self._homes.values()]
 
     # Choosing replicas
 
-    def _on_topology(self) -> None:
+    def on_topology(self) -> None:
         """Apply a new topology, or a new replica of this producer."""
         topology = self.membership.topology
         assert topology is not None
@@ -288,11 +278,11 @@ class ReplicaRouter:
         if not self._ready.done():
             self._ready.set_result(None)
         self._choose()
-        for queue_id, outbox in list(self._outboxes.items()):
-            if queue_id not in listed and outbox is not self._alias:
-                self._empty(outbox)
-                if outbox.is_idle:
-                    del self._outboxes[queue_id]
+        for queue_id, producer in list(self._producers.items()):
+            if queue_id not in listed and producer is not self._alias:
+                self._empty(producer)
+                if producer.is_idle:
+                    del self._producers[queue_id]
         self._distribute()
         for home in self._homes.values():
             home.flush()
@@ -308,11 +298,11 @@ class ReplicaRouter:
         now = self._loop.time()
         others = set(self._splitter.shares)
         for number in list(others):
-            outbox = self._outbox_of(number)
+            producer = self._producer_of(number)
             # Keep the last replica: slow confirmations are better than none.
-            if outbox.is_stalled(now) and len(others) > 1:
+            if producer.is_stalled(now) and len(others) > 1:
                 others.discard(number)
-                self.on_replica_away(outbox)
+                self.on_replica_away(producer)
         if self.unconfirmed:
             self._watch()
 
@@ -339,14 +329,14 @@ class ReplicaRouter:
             place.number: place.share for place in places if place.share > 0
         }
 
-    def on_replica_away(self, outbox: Producer, *, gone: bool = False) -> None:
+    def on_replica_away(self, producer: Producer, *, gone: bool = False) -> None:
         """Give a replica's share to others until it is tried again.
 
         Called when the replica has refused a batch or has not answered. Messages that wait for the
         replica and are certainly not stored go to others. `gone` means that the replica does not
         exist any more.
         """
-        queue_id, transport = outbox.queue_id, self.client.link
+        queue_id, transport = producer.queue_id, self.connection.transport
         if transport is None or not transport.alive:
             return  # the transport failed, not the replica
         if queue_id is None or queue_id == self.queue_id or queue_id in self._away:
@@ -359,14 +349,18 @@ class ReplicaRouter:
         delay_s = min(_AWAY_FIRST_S * 2 ** min(times, 6), _AWAY_MAX_S) * random.uniform(0.5, 1.0)
         self._loop.call_later(delay_s, self._try_again, queue_id)
         self._choose()
-        sent_to = self._outboxes.get(queue_id)
+        sent_to = self._producers.get(queue_id)
         if sent_to is not None:
             self._empty(sent_to)
         self.membership.join_again(elsewhere=queue_id == self.membership.replica_id)
 
     def _try_again(self, queue_id: int) -> None:
-        outbox = self._outboxes.get(queue_id)
-        if outbox is not None and outbox.is_stalled(self._loop.time()) and self._splitter.shares:
+        producer = self._producers.get(queue_id)
+        if (
+            producer is not None
+            and producer.is_stalled(self._loop.time())
+            and self._splitter.shares
+        ):
             self._loop.call_later(_AWAY_MAX_S, self._try_again, queue_id)
             return
         self._away.discard(queue_id)
@@ -374,30 +368,30 @@ class ReplicaRouter:
         for home in self._homes.values():
             home.flush()
 
-    def on_replica_answered(self, outbox: Producer) -> None:
+    def on_replica_answered(self, producer: Producer) -> None:
         """Give a replica its share again, since it has confirmed a batch."""
-        queue_id = outbox.queue_id
+        queue_id = producer.queue_id
         if self._refusals and queue_id is not None and self._refusals.pop(queue_id, 0):
             self._away.discard(queue_id)
             self._choose()
 
-    def _empty(self, outbox: ReplicaProducer) -> None:
+    def _empty(self, producer: ReplicaProducer) -> None:
         """Give a replica's waiting messages to others, except batches it may have stored."""
-        refused, unsent = outbox.take_refused(), outbox.take_pending()
+        refused, unsent = producer.take_refused(), producer.take_pending()
         for batch in refused:
-            self._outbox_of(self._splitter.next()).add_batch(batch)
+            self._producer_of(self._splitter.next()).add_batch(batch)
         if unsent.payloads:
             self.add_pending(unsent)
 
-    def reroute(self, outbox: ReplicaProducer, batch: OutgoingBatch) -> bool:
+    def reroute(self, producer: ReplicaProducer, batch: OutgoingBatch) -> bool:
         """Give a refused batch as a whole to another replica; return `False` if there is none."""
-        other = self._outbox_of(self._splitter.next())
-        if other is outbox:
+        other = self._producer_of(self._splitter.next())
+        if other is producer:
             return False
         other.add_batch(batch)
         return True
 
-    def find_room(self, outbox: ReplicaProducer, batch: OutgoingBatch) -> bool:
+    def find_room(self, producer: ReplicaProducer, batch: OutgoingBatch) -> bool:
         """Offer a batch to a replica that has not refused it; return `False` if all are full."""
         queue_id = batch.packet.queue_id
         batch.full_at += (queue_id,)
@@ -414,11 +408,11 @@ class ReplicaRouter:
             return False
         # A small batch may fit where a large one does not. So replicas that were full come last,
         # but are tried.
-        self._outbox_of(
+        self._producer_of(
             min(left, key=lambda place: (place.queue_id in self._full, random.random())).number
         ).add_batch(batch)
         if not self._full.issuperset(place.queue_id for place in left):
-            self._empty(outbox)
+            self._empty(producer)
         return True
 
     def _may_have_room(self, queue_id: int) -> None:
@@ -428,7 +422,9 @@ class ReplicaRouter:
 
     async def batch_result(self, replica_id: int, producer: int, batch: int) -> bool:
         """Return whether a replica that is gone had stored a batch."""
-        answered = await self.client.ask(GetFate(self.queue_id, replica_id, producer, batch))
+        answered = await self.connection.request(
+            GetFate(self.queue_id, replica_id, producer, batch)
+        )
         assert isinstance(answered.packet, GetFateResponse)
         return answered.packet.stored
 
@@ -440,13 +436,13 @@ class ReplicaRouter:
         self._away.clear()
         if self._ready.done():
             self._choose()
-        for outbox in self._all():
-            outbox.flush()
+        for producer in self._all():
+            producer.flush()
 
     def fail(self, error: TidegateError) -> None:
         """Fail all unconfirmed messages with `error`."""
-        for outbox in self._all():
-            outbox.fail(error)
+        for producer in self._all():
+            producer.fail(error)
         for future in self._futures:
             if not future.done():
                 future.set_exception(error)
@@ -454,23 +450,27 @@ class ReplicaRouter:
         if not self._ready.done():
             self._ready.set_exception(error)
 
-    def _not_joined(self, error: TidegateError) -> None:
+    def on_join_refused(self, error: TidegateError) -> None:
         """Handle a refused join: the queue is deleted or plain, or access is denied."""
-        self.client.forget_outbox(self, error)
+        self.pool.drop(self)
         if not isinstance(error, QueueNotExisting | NotOwner):
             self.fail(error)
             return
         # The name may belong to a new queue or to a plain one: a new producer looks it up.
         left = [PendingMessages(self._payloads, self._futures, self._special)]
         self._payloads, self._futures, self._special = [], [], None
-        for outbox in self._all():
+        for producer in self._all():
             messages = [
-                PendingMessages.of(batch) for batch in outbox.take_refused(of_one_each=True)
+                PendingMessages.of(batch) for batch in producer.take_refused(of_one_each=True)
             ]
-            left = [*(each for each in messages if each is not None), outbox.take_pending(), *left]
+            left = [
+                *(each for each in messages if each is not None),
+                producer.take_pending(),
+                *left,
+            ]
         for unsent in left:
             if unsent.payloads:
-                self.client.producer_of(self.queue).add_pending(unsent)
+                self.pool.get(self.queue).add_pending(unsent)
         if not self._ready.done():
             self._ready.set_exception(error)
 
@@ -501,9 +501,9 @@ class ReplicaProducer(Producer):
 
     __slots__ = ("_answered_at", "_fates", "_router")
 
-    def __init__(self, spread: ReplicaRouter, queue_id: int) -> None:
-        super().__init__(spread.client, spread.queue)
-        self._router = spread
+    def __init__(self, router: ReplicaRouter, queue_id: int) -> None:
+        super().__init__(router.connection, router.queues, router.pool, router.queue)
+        self._router = router
         self.queue_id = queue_id
         # The time of its last answer, or of the first batch sent after a pause.
         self._answered_at = 0.0
@@ -562,11 +562,11 @@ class ReplicaProducer(Producer):
         now = self._loop.time()
         if batch.failing_since is None:
             batch.failing_since = now
-        return now - batch.failing_since <= self._client.reconnect_s
+        return now - batch.failing_since <= self._connection.reconnect_s
 
     def _refused(self, batch: OutgoingBatch, error: TidegateError) -> None:
         """Give a batch that is certainly not stored to another replica."""
-        transport = self._client.link
+        transport = self._connection.transport
         if transport is None or not transport.alive:
             # The transport failed, not the replica: keep the batch for the reconnect.
             self._put_back(batch)
@@ -588,7 +588,7 @@ class ReplicaProducer(Producer):
             batch.fail(error)
 
     def _request_result(self, batch: OutgoingBatch) -> None:
-        task = self._client.spawn(self._find_result(batch))
+        task = self._connection.spawn(self._find_result(batch))
         self._fates.add(task)
         task.add_done_callback(self._on_result)
 
@@ -624,13 +624,13 @@ class AssignedReplicaProducer(ReplicaProducer):
 
     __slots__ = ("_index", "_may_wait_at_alias")
 
-    def __init__(self, spread: ReplicaRouter, index: int, *, may_wait_at_alias: bool) -> None:
-        super().__init__(spread, 0)
+    def __init__(self, router: ReplicaRouter, index: int, *, may_wait_at_alias: bool) -> None:
+        super().__init__(router, 0)
         self._index = index
         # Addressed messages may wait at the alias. Groups and dedup ids need a single place: an
         # order or a duplicate is only known there.
         self._may_wait_at_alias = may_wait_at_alias
-        self.queue_id = self._target() or spread.queue_id
+        self.queue_id = self._target() or router.queue_id
 
     def _target(self) -> int | None:
         return self._router.assigned_replica(self._index, may_be_alias=self._may_wait_at_alias)
@@ -646,7 +646,7 @@ class AssignedReplicaProducer(ReplicaProducer):
             super()._flush()
             return
         self._scheduled = False
-        transport = self._client.link
+        transport = self._connection.transport
         if transport is None or not transport.alive:
             return
         # Send to the former replica only batches that it may have stored.
@@ -669,98 +669,3 @@ class AssignedReplicaProducer(ReplicaProducer):
 
     def _finds_room(self, batch: OutgoingBatch) -> bool:
         return False
-
-
-# The public producer of a queue, opened with `client.producer(...)`.
-#
-# It corresponds to the cluster connection factory of the replicated-queues paper. Under the scaling
-# policy "clients" it is assigned to one replica. Under other policies its messages go to all
-# replicas by their shares.
-
-
-class ProducerHandle:
-    """A producer of one queue; use it with `async with`.
-
-    It counts as a client of a logical queue from the start of the block to its end. The end of the
-    block waits until all its messages are confirmed.
-    """
-
-    def __init__(self, client: Client, queue: str, member: int, *, wanted: int | None) -> None:
-        self._client = client
-        self.queue = queue
-        self._member = member
-        self._wanted = wanted
-        self._producer: Producer | ReplicaRouter | None = None
-        self._unconfirmed: set[asyncio.Future[int]] = set()
-
-    async def __aenter__(self) -> ProducerHandle:
-        client = self._client
-        info = await client.queue(self.queue)
-        if info.elastic:
-            self._producer = ReplicaRouter(
-                client, self.queue, info.queue_id, member=self._member, wanted=self._wanted
-            )
-            client.add_producer(self._producer)
-            await self._producer.ready()
-        else:
-            self._producer = Producer(client, self.queue)
-            self._producer.queue_id = info.queue_id
-            client.add_producer(self._producer)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        outbox = self._opened()
-        self._producer = None
-        while self._unconfirmed:
-            await asyncio.wait(set(self._unconfirmed))
-        self._client.drop_producer(outbox)
-        if isinstance(outbox, ReplicaRouter):
-            await outbox.close()
-
-    def _opened(self) -> Producer | ReplicaRouter:
-        if self._producer is None:
-            raise InvalidValue("the producer is not open: use `async with mq.producer(queue)`")
-        return self._producer
-
-    @property
-    def replica(self) -> int | None:
-        """The number of its replica; `None` if it has no replica of its own."""
-        outbox = self._opened()
-        place = outbox.membership.place if isinstance(outbox, ReplicaRouter) else None
-        return None if place is None else place.number
-
-    @property
-    def address(self) -> str | None:
-        """The address of the node that serves its replica; `None` if there is none."""
-        outbox = self._opened()
-        place = outbox.membership.place if isinstance(outbox, ReplicaRouter) else None
-        return None if place is None else place.address
-
-    def put(self, payload: bytes, **options: Unpack[PutOptions]) -> asyncio.Future[int]:
-        """Put a message, and return a future of its id.
-
-        The future is done once the message is on disk. Options and errors are those of
-        `Client.put`.
-        """
-        outbox = self._opened()
-        payload = checked_payload(payload)
-        special = checked_options(options) if options else DEFAULT_MESSAGE_OPTIONS
-        future = (
-            outbox.add(payload)
-            if special == DEFAULT_MESSAGE_OPTIONS
-            else outbox.add_with_options(payload, special)
-        )
-        self._unconfirmed.add(future)
-        future.add_done_callback(self._unconfirmed.discard)
-        return future
-
-    async def put_many(
-        self, payloads: Iterable[bytes], *, priority: int = PRIORITY_DEFAULT
-    ) -> list[int]:
-        """Put many messages in few batches; return their ids once all are on disk."""
-        chosen = [checked_payload(payload) for payload in payloads]
-        checked_options({"priority": priority})
-        if not chosen:
-            return []
-        answers = await self._opened().add_many(chosen, priority)
-        return [message_id for ids in answers for message_id in ids]

@@ -35,16 +35,16 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Coroutine, Iterator
+from itertools import count
+from typing import Any
 
 from tidegate.client import tracing
-from tidegate.client.connection import Transport
-from tidegate.client.consumer import RemoteConsumer
+from tidegate.client.connection import ClusterConnection
+from tidegate.client.consumer import AddressedReads, ConsumerSet, RemoteConsumer
+from tidegate.client.directory import QueueDirectory, QueueMembership
 from tidegate.client.handler import error_text
-from tidegate.client.membership import AddressedReads, QueueMembership
-from tidegate.client.message import Message, MessageBatch
-from tidegate.client.options import check_count
+from tidegate.client.message import Message, MessageBatch, check_count
 from tidegate.core.errors import (
     InvalidValue,
     LeaseLost,
@@ -55,13 +55,9 @@ from tidegate.core.errors import (
     UniqueConstraint,
     from_code,
 )
-from tidegate.core.model import Order
+from tidegate.core.model import Order, QueueInfo
 from tidegate.core.topology import MemberRole
-from tidegate.protocol.messages import ConsumerEnded
-
-if TYPE_CHECKING:
-    from tidegate.client.client import Client
-
+from tidegate.protocol.messages import ConsumerEnded, PrefetchChanged
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +76,10 @@ class Subscription:
 
     def __init__(
         self,
-        client: Client,
+        connection: ClusterConnection,
+        queues: QueueDirectory,
+        subscriptions: SubscriptionSet,
         queue: str | int,
-        consumer: int,
         prefetch: int,
         order: Order,
         automatic: bool,
@@ -90,12 +87,14 @@ class Subscription:
         wanted: int | None = None,
         is_bound: bool = False,
     ) -> None:
-        self._client = client
+        self._connection = connection
+        self._queues = queues
+        self._subscriptions = subscriptions
         self._named = queue
         self.queue = str(queue)
         # Its number in the membership, and of its first consumer.
-        self._member = consumer
-        self.consumer = consumer
+        self._member = subscriptions.next_number()
+        self.consumer = self._member
         self.prefetch = prefetch
         self.automatic = automatic
         # How often the current consumer was lost.
@@ -104,15 +103,13 @@ class Subscription:
         self._is_bound = is_bound
         self._queue_id = 0
         self._membership: QueueMembership | None = None
+        # Done with the first answer to the join, which names the assigned replica, if any.
+        self._joined: asyncio.Future[None] | None = None
         self._buffer = ReceiveBuffer()
+        # The buffer's own method, since every delivery calls it.
+        self.on_delivered = self._buffer.add
         self._consumers = ConsumerSet(
-            client,
-            self._buffer,
-            self.queue,
-            order,
-            automatic,
-            on_ended=self._ended,
-            on_prefetch=self._prefetch_changed,
+            connection, subscriptions, self, self._buffer, self.queue, order, automatic
         )
         # Receives messages that are addressed to this client and held by another replica.
         self._addressed_reads = AddressedReads(self, self._consumers)
@@ -124,11 +121,11 @@ class Subscription:
     # Opening and closing
 
     async def __aenter__(self) -> Subscription:
-        self._queue_id = await self._client.queue_id(self._named)
+        self._queue_id = await self._queues.id_of(self._named)
         self._buffer.is_open = True
-        self._client.add_subscription(self)
+        self._subscriptions.add(self)
         try:
-            if self._client.is_elastic(self._queue_id):
+            if self._queue_id in self._queues.logical_ids:
                 await self._join()
             if self._target():
                 await self._subscribe()
@@ -137,18 +134,18 @@ class Subscription:
                 self._subscribe_behind()
         except BaseException:
             self._buffer.is_open = False
-            self._client.drop_subscription(self)
+            self._subscriptions.remove(self)
             if self._membership is not None:
                 await self._membership.leave()
             raise
-        self._renewal = self._client.spawn(self._renew())
+        self._renewal = self._connection.spawn(self._renew())
         self._addressed_reads.refresh()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._buffer.close()
         self._placed.set()
-        self._client.drop_subscription(self)
+        self._subscriptions.remove(self)
         if self._renewal is not None:
             self._renewal.cancel()
         for consumer in self._all_consumers():
@@ -159,36 +156,31 @@ class Subscription:
 
     async def _join(self) -> None:
         """Join the logical queue, and wait for the answer with the assigned replica, if any."""
-        joined = asyncio.get_running_loop().create_future()
-
-        def refused(error: TidegateError) -> None:
-            if isinstance(error, NotOwner):
-                # The queue is plain by now: consume from it directly.
-                self._client.drop_membership(self._membership)
-                self._membership = None
-                news()
-            elif not joined.done():
-                joined.set_exception(error)
-            else:
-                self.fail(error)
-
-        def news() -> None:
-            if not joined.done():
-                joined.set_result(None)
-            self._place_changed()
-
+        self._joined = asyncio.get_running_loop().create_future()
         self._membership = QueueMembership(
-            self._client,
+            self._connection,
+            self._queues,
+            self,
             self._queue_id,
             MemberRole.CONSUMER,
             self._member,
             wanted=self._wanted,
             is_bound=self._is_bound,
-            on_news=news,
-            on_refused=refused,
         )
         self._membership.start()
-        await joined
+        await self._joined
+
+    def on_join_refused(self, error: TidegateError) -> None:
+        if isinstance(error, NotOwner):
+            # The queue is plain by now: consume from it directly.
+            if self._membership is not None:
+                self._membership.end()
+            self._membership = None
+            self.on_topology()
+        elif self._joined is not None and not self._joined.done():
+            self._joined.set_exception(error)
+        else:
+            self.fail(error)
 
     def _all_consumers(self) -> list[RemoteConsumer]:
         """Return all consumers that may hold messages."""
@@ -201,7 +193,7 @@ class Subscription:
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine as a task that is cancelled when the client closes."""
-        self._client.spawn(work)
+        self._connection.spawn(work)
 
     def wants_more(self) -> bool:
         return self._buffer.is_open and not self._drained
@@ -218,7 +210,7 @@ class Subscription:
         topology = None if self._membership is None else self._membership.topology
         if topology is None or not self.wants_more():
             return 0
-        number = topology.home_of(self._client.client_id)
+        number = topology.home_of(self._connection.identity().client_id)
         place = None if number is None else topology.replica(number)
         return 0 if place is None or place.queue_id == self._target() else place.queue_id
 
@@ -251,7 +243,7 @@ class Subscription:
                 if not target:
                     await self._wait_for_place()
                     continue
-                consumer = await self._new_leg(target)
+                consumer = await self._new_consumer(target)
                 try:
                     await consumer.subscribe()
                 except RetryLater as refusal:
@@ -301,25 +293,25 @@ class Subscription:
             self._membership.join_again(elsewhere=not self._is_bound)
         elif isinstance(refusal, NotOwner):
             # The queue may have become a logical queue, whose alias serves no consumers.
-            info = await self._client.queue(self._named)
+            info = await self._queues.find(self._named)
             if info.elastic:
                 self._queue_id = info.queue_id
                 await self._join()
 
-    async def _new_leg(self, queue_id: int) -> RemoteConsumer:
-        transport = await self._client.connected()
+    async def _new_consumer(self, queue_id: int) -> RemoteConsumer:
+        transport = await self._connection.connected()
         if self._membership is not None:
             # Use the number of the membership, unless a retiring consumer still has it.
-            taken = self._client.has_leg(self._member)
-            self.consumer = self._client.next_consumer() if taken else self._member
+            taken = self._member in self._subscriptions.consumers
+            self.consumer = self._subscriptions.next_number() if taken else self._member
         elif self._consumers.consumer is not None:
             self.discard_consumer(self._consumers.consumer)
         return self._consumers.new_consumer(queue_id, self.consumer, transport, self.prefetch)
 
-    async def new_leg_at_home(self, queue_id: int, prefetch: int) -> RemoteConsumer:
+    async def new_addressed_consumer(self, queue_id: int, prefetch: int) -> RemoteConsumer:
         """Make a consumer that receives only messages addressed to this client."""
-        transport = await self._client.connected()
-        number = self._client.next_consumer()
+        transport = await self._connection.connected()
+        number = self._subscriptions.next_number()
         return self._consumers.new_consumer(queue_id, number, transport, prefetch, mine_only=True)
 
     def discard_consumer(self, consumer: RemoteConsumer) -> None:
@@ -352,10 +344,12 @@ class Subscription:
             except TidegateError as error:
                 self.fail(error)
 
-        self._client.spawn(again())
+        self._connection.spawn(again())
 
-    def _place_changed(self) -> None:
+    def on_topology(self) -> None:
         """Move to the assigned replica, which was just assigned or has changed."""
+        if self._joined is not None and not self._joined.done():
+            self._joined.set_result(None)
         target = self._target()
         if target and (
             self._consumers.consumer is None or self._consumers.consumer.queue_id != target
@@ -372,7 +366,7 @@ class Subscription:
 
     # Pushes from the node
 
-    def _ended(self, consumer: RemoteConsumer, packet: ConsumerEnded) -> None:
+    def on_ended(self, consumer: RemoteConsumer, packet: ConsumerEnded) -> None:
         error = from_code(packet.code, packet.text)
         is_current = consumer is self._consumers.consumer or consumer not in self._consumers.leaving
         is_at_home = consumer is self._addressed_reads.consumer
@@ -390,7 +384,7 @@ class Subscription:
         else:
             self.fail(error)
 
-    def _prefetch_changed(self, consumer: RemoteConsumer, prefetch: int) -> None:
+    def on_prefetch(self, consumer: RemoteConsumer, prefetch: int) -> None:
         if consumer is self._consumers.consumer:
             self.prefetch = prefetch
 
@@ -470,7 +464,7 @@ class Subscription:
     async def set_prefetch(self, prefetch: int) -> None:
         """Change how many unacknowledged messages this subscription may have."""
         check_count("prefetch", prefetch)
-        await self._client.connected()
+        await self._connection.connected()
         if self._consumers.consumer is not None:
             await self._consumers.consumer.set_prefetch(prefetch)
         self.prefetch = prefetch
@@ -507,97 +501,64 @@ class Subscription:
                     await consumer.renew()
 
 
-# The consumers of a subscription: the current one, and the retiring ones.
-#
-# A subscription that moves to another replica retires its consumer. A retiring consumer receives no
-# more and returns untouched messages. It unregisters when the application has settled its last
-# message.
+# The subscriptions of a client. Every consumer has a number that is unique on its connection; the
+# node names that number in each delivery.
 
 
-class ConsumerSet:
-    """The consumers of one subscription, all of which deliver into one buffer."""
+class SubscriptionSet:
+    """The open subscriptions of one client, and their consumers by number."""
 
-    def __init__(
-        self,
-        client: Client,
-        inbox: ReceiveBuffer,
-        queue: str,
-        order: Order,
-        automatic: bool,
-        *,
-        on_ended: Callable[[RemoteConsumer, ConsumerEnded], None],
-        on_prefetch: Callable[[RemoteConsumer, int], None],
-    ) -> None:
-        self._client = client
-        self._buffer = inbox
-        self._queue = queue
-        self._order = order
-        self._automatic = automatic
-        self._on_ended = on_ended
-        self._on_prefetch = on_prefetch
-        self.consumer: RemoteConsumer | None = None
-        # Consumers at former replicas, with messages that the application has not settled.
-        self.leaving: set[RemoteConsumer] = set()
+    def __init__(self) -> None:
+        self._numbers = count(1)
+        self._open: list[Subscription] = []
+        # By the number that every delivery names.
+        self.consumers: dict[int, RemoteConsumer] = {}
 
-    def new_consumer(
-        self,
-        queue_id: int,
-        number: int,
-        transport: Transport,
-        prefetch: int,
-        *,
-        mine_only: bool = False,
-    ) -> RemoteConsumer:
-        """Make a consumer that is not registered yet, and is not the current one."""
-        consumer = RemoteConsumer(
-            self._queue,
-            queue_id,
-            number,
-            transport,
-            prefetch=prefetch,
-            order=self._order,
-            automatic=self._automatic,
-            mine_only=mine_only,
-            on_arrived=self._buffer.add,
-            on_ended=self._on_ended,
-            on_prefetch=self._on_prefetch,
-        )
-        self._client.add_leg(consumer)
-        return consumer
+    def next_number(self) -> int:
+        """Return a number that no consumer and no member on this connection has."""
+        return next(self._numbers)
 
-    def switch_to(self, consumer: RemoteConsumer) -> None:
-        former, self.consumer = self.consumer, consumer
-        if former is not None:
-            self.retire(former)
+    def add(self, subscription: Subscription) -> None:
+        self._open.append(subscription)
 
-    def retire(self, consumer: RemoteConsumer) -> None:
-        """Retire a consumer: it receives no more and ends with its last unsettled message."""
-        if not consumer.lost:
-            self.leaving.add(consumer)
-            self._client.spawn(self._drain(consumer))
+    def remove(self, subscription: Subscription) -> None:
+        if subscription in self._open:
+            self._open.remove(subscription)
 
-    async def _drain(self, consumer: RemoteConsumer) -> None:
-        """Retire a consumer, and wait until its messages are settled."""
-        # An error means that the transport or the queue is gone, and its messages were returned.
-        with contextlib.suppress(TidegateError):
-            await consumer.withdraw_credit()
-            if not self._automatic:
-                await consumer.return_unstarted(self._buffer.untouched(consumer))
-                await consumer.until_settled()
-        if consumer in self.leaving:
-            self.leaving.discard(consumer)
-            await consumer.unsubscribe()
-            consumer.lost = True
-            self._client.drop_leg(consumer)
+    def add_consumer(self, consumer: RemoteConsumer) -> None:
+        self.consumers[consumer.consumer] = consumer
 
-    def discard(self, consumer: RemoteConsumer) -> None:
-        """Discard a consumer after the node has returned its messages to the queue."""
-        consumer.lost = True
-        self._client.drop_leg(consumer)
-        self.leaving.discard(consumer)
-        if consumer is self.consumer:
-            self.consumer = None
-        self._buffer.discard(consumer)
+    def remove_consumer(self, consumer: RemoteConsumer) -> None:
+        if self.consumers.get(consumer.consumer) is consumer:
+            del self.consumers[consumer.consumer]
+
+    def on_push(self, packet: ConsumerEnded | PrefetchChanged) -> None:
+        """Pass a push to the consumer that it names."""
+        consumer = self.consumers.get(packet.consumer)
+        if consumer is None:
+            return
+        if isinstance(packet, ConsumerEnded):
+            consumer.ended(packet)
+        else:
+            consumer.prefetch_changed(packet.prefetch, packet.lasting)
+
+    def resubscribe(self, temporary: Container[str]) -> None:
+        """Register again after a reconnect, but for queues that do not exist again yet."""
+        for subscription in self._open:
+            if subscription.queue not in temporary:
+                subscription.resubscribe()
+
+    def resubscribe_to(self, queue: QueueInfo) -> None:
+        """Register again at a temporary queue that was created again."""
+        for subscription in self._open:
+            if subscription.queue == queue.name:
+                subscription.resubscribe(queue.queue_id)
+
+    def fail(self, error: TidegateError, queue: str | None = None) -> None:
+        """Fail the subscriptions of a queue; `None` means all."""
+        for subscription in list(self._open):
+            if queue is None or subscription.queue == queue:
+                subscription.fail(error)
 
 
 # The receive buffer of a subscription: messages received and not yet taken.

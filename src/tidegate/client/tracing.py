@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
-from tidegate.client.options import PutOptions
+from tidegate.client.message import PutOptions
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

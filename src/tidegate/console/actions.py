@@ -20,7 +20,7 @@ import msgspec
 from litestar import delete, get, post, put
 from litestar.params import FromPath, JSONBody, QueryParameter
 
-from tidegate.client.options import PutOptions
+from tidegate.client.message import PutOptions
 from tidegate.console.overview import no_service
 from tidegate.console.schemas import (
     AuditEntry,

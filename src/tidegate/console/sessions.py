@@ -46,7 +46,7 @@ from litestar.datastructures import Cookie
 from litestar.params import JSONBody
 
 from tidegate import __version__
-from tidegate.client.connection import Credentials
+from tidegate.client.address import Credentials
 from tidegate.console.schemas import Health, Login, Who
 from tidegate.console.security import RequestRefused, error_responses
 from tidegate.console.snapshot import ConsoleStore

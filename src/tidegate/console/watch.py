@@ -31,8 +31,8 @@ from typing import Any
 
 import msgspec
 
+from tidegate.client.address import Credentials
 from tidegate.client.client import Client
-from tidegate.client.connection import Credentials
 from tidegate.console.schemas import (
     AgreementState,
     Attention,

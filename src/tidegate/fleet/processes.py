@@ -40,8 +40,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from tidegate.client.address import SCHEME, SCHEME_TLS
 from tidegate.client.connect import URL_VARIABLE
-from tidegate.client.connection import SCHEME, SCHEME_TLS
 from tidegate.core.errors import Unavailable
 from tidegate.core.runtime import crash_point
 from tidegate.core.services import Engine

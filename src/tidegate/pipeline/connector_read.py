@@ -30,10 +30,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from tidegate.client.address import redact_url
 from tidegate.client.blocking import BlockingClient, BlockingMessage
 from tidegate.client.client import Client
 from tidegate.client.connect import Connector, connect, default_url
-from tidegate.client.connection import redact_url
 from tidegate.core.errors import InvalidValue, TidegateError
 from tidegate.core.model import IdRange, contains_id, merge_ranges
 

@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 )
 
 from tidegate.client.blocking import BlockingClient
-from tidegate.client.options import PutOptions
+from tidegate.client.message import PutOptions
 from tidegate.core.errors import InternalError, InvalidValue, RequiredParameterMissing
 from tidegate.pipeline.connector_read import ConnectorOptions, WriteRateLimiter
 

@@ -24,9 +24,9 @@ import msgspec
 from tidegate.broker.node import Node
 from tidegate.broker.replica import Replica
 from tidegate.broker.transactions import retry_while_moving
+from tidegate.client.address import parse_url
 from tidegate.client.blocking import BlockingClient, BlockingMessage, LoopThread
 from tidegate.client.client import Client
-from tidegate.client.connection import parse_url
 from tidegate.client.message import Message
 from tidegate.core.errors import InvalidValue, QueueNotExisting, TidegateError
 from tidegate.core.model import DEAD_SUFFIX

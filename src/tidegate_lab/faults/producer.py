@@ -25,7 +25,7 @@ from pathlib import Path
 import uvloop
 
 import tidegate
-from tidegate.client.options import PutOptions
+from tidegate.client.message import PutOptions
 from tidegate.core.errors import CallerError, LimitReached, TidegateError
 from tidegate.demo.history import HistoryWriter, numbered_payload
 

@@ -13,8 +13,8 @@ from people import PASSWORD, add_user, login, user
 from waiting import eventually_async
 
 from tidegate.broker.node import Node, NodeTls
+from tidegate.client.address import parse_url, verifying_context
 from tidegate.client.connect import connect as tidegate_connect
-from tidegate.client.connection import parse_url, verifying_context
 from tidegate.core.errors import InvalidValue, IoFailure, NotAuthenticated, TidegateError
 from tidegate.core.runtime import NodeLimits
 from tidegate.storage.memory import MemoryStore

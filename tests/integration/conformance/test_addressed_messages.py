@@ -33,7 +33,7 @@ async def take(subscription: Subscription, count: int) -> list[bytes]:
 
 
 async def stands_at_home(mq: Client, subscription: Subscription) -> None:
-    """Wait for the second leg."""
+    """Wait for the addressed consumer."""
     await eventually_async(lambda: subscription._addressed_reads.consumer is not None)
     assert subscription._addressed_reads.consumer is not None
     assert subscription._addressed_reads.consumer.queue_id == subscription.home_id()
@@ -96,7 +96,7 @@ async def test_it_follows_when_its_home_moves(mq: Client, node: Node, connect: C
         await queue.set_homes(homes_of(mq.client_id, 3, 1))
         await writer.put("orders", b"at 3", receiver=mq.client_id)
         assert await take(orders, 1) == [b"at 3"]
-        # Where it consumes it needs no second leg.
+        # Where it consumes, it needs no addressed consumer.
         await queue.set_homes([1] * ASSIGNMENT_SLOTS)
         await eventually_async(lambda: orders._addressed_reads.consumer is None)
         await writer.put("orders", b"at 1", receiver=mq.client_id)
@@ -139,7 +139,7 @@ async def test_a_home_that_drains_can_be_retired(mq: Client, node: Node, connect
 async def test_a_home_that_ends_under_a_subscription_does_not_end_it(
     mq: Client, node: Node, connect: Connect
 ) -> None:
-    """The replica is retired while the second leg stands there."""
+    """The replica is retired while the addressed consumer is registered there."""
     queue = await LogicalQueue.make(mq, [node], replicas=2)
     writer = await connect(node)
     await queue.set_homes(homes_of(mq.client_id, 2, 1))
@@ -161,8 +161,8 @@ async def test_a_connection_that_breaks_brings_the_second_leg_back(
     await queue.set_homes(homes_of(mq.client_id, 2, 1))
     async with mq.subscribe("orders", replica=1) as orders:
         await stands_at_home(mq, orders)
-        assert mq.link is not None
-        mq.link.close()
+        assert mq.transport is not None
+        mq.transport.close()
         await writer.put("orders", b"one", receiver=mq.client_id)
         assert await take(orders, 1) == [b"one"]
 

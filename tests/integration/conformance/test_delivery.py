@@ -222,8 +222,8 @@ async def test_a_worker_that_dies_again_and_again_does_not_block_the_others(
             message = await victim.get("orders", lease=600, wait=LIMIT_S)
         assert message.payload == b"poison"
         deliveries += 1
-        assert victim.link is not None
-        victim.link.abort()
+        assert victim.transport is not None
+        victim.transport.abort()
         await eventually_async(lambda: numbers(node, "orders").unacknowledged == 0)
         await victim.close()
     dead = await take_dead(mq, "orders.dead")

@@ -13,8 +13,9 @@ from people import add_user, login
 from waiting import LIMIT_S, eventually_async
 
 from tidegate.broker.node import Node
+from tidegate.client.address import parse_url
 from tidegate.client.client import Client
-from tidegate.client.connection import Transport, parse_url
+from tidegate.client.connection import Transport
 from tidegate.core import errors as e
 from tidegate.core.model import Attributes, ClientInfo, ClientMode, QueueInfo
 from tidegate.core.runtime import NodeLimits
@@ -101,8 +102,8 @@ async def test_02_io_error() -> None:
             await mq.create_queue("orders")
             deleting = asyncio.create_task(mq.delete_queue("orders"))
             await mq.ping()
-            assert mq.link is not None
-            mq.link.abort()
+            assert mq.transport is not None
+            mq.transport.abort()
             with pytest.raises(e.IoFailure, match="not known"):
                 await deleting
             await mq.ping()

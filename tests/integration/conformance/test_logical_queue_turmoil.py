@@ -130,7 +130,7 @@ class Turmoil:
         return None
 
     async def cut(self) -> None:
-        link = self.dice.choice(self.clients).link
+        link = self.dice.choice(self.clients).transport
         if link is not None:
             link.abort()
 
@@ -176,7 +176,7 @@ class Turmoil:
                 return True
             await self.orders.look()
             for client in self.clients:
-                for membership in client._memberships:
+                for membership in client._queues.memberships:
                     membership.join_again()  # as they do by themselves, in a few seconds
             taker = await self.orders.bring(self.orders.nodes[0], target.queue_id)
             with contextlib.suppress(TidegateError):

@@ -321,8 +321,8 @@ async def test_a_bound_consumer_ends_with_its_replica(
 async def test_a_connection_that_breaks_brings_a_consumer_back(mq: Client, node: Node) -> None:
     await LogicalQueue.make(mq, [node], 2)
     async with mq.subscribe("orders") as subscription:
-        assert mq.link is not None
-        mq.link.abort()
+        assert mq.transport is not None
+        mq.transport.abort()
         await mq.put_many("orders", [b"1", b"2"])
 
         message = await anext(aiter(subscription))
@@ -349,10 +349,10 @@ async def test_what_may_be_stored_is_asked_for_when_its_replica_is_gone(
     mq: Client, node: Node
 ) -> None:
     orders = await LogicalQueue.make(mq, [node], 2)
-    spread = mq.producer_of("orders")
+    spread = mq._producers.get("orders")
     await mq.put_many("orders", [b"0"] * 2)
     one, two = await orders.place(1), await orders.place(2)
-    outbox = spread._outboxes[two.queue_id]  # type: ignore[union-attr]
+    outbox = spread._producers[two.queue_id]  # type: ignore[union-attr]
     stored = outbox._batch
 
     # Two batches whose answers were lost: one was stored, the other never came there.
@@ -392,7 +392,7 @@ async def test_a_replica_that_says_nothing_is_left_to_the_others(mq: Client, nod
 
     puts = [asyncio.ensure_future(mq.put("orders", b"%d" % n)) for n in range(10)]
     await eventually_async(lambda: sum(put.done() for put in puts) == 5)
-    spread = mq.producer_of("orders")
+    spread = mq._producers.get("orders")
     await eventually_async(lambda: bool(spread._away))  # type: ignore[union-attr]
     await asyncio.gather(*(mq.put("orders", b"later") for _ in range(10)))
     assert await orders.waiting() == {0: 0, 1: 15, 2: 0}
@@ -534,8 +534,8 @@ async def test_what_was_under_way_when_a_queue_became_a_logical_one_outlives_its
 
     orders = await LogicalQueue.make(mq, [node])
     await mq.refresh_plain_queues()
-    assert mq.link is not None
-    mq.link.abort()
+    assert mq.transport is not None
+    mq.transport.abort()
     silent._writer = writer
     writer.schedule(silent)
 
@@ -554,11 +554,11 @@ async def test_what_was_under_way_when_a_queue_became_plain_outlives_its_connect
     await eventually_async(lambda: bool(silent._waiting))
 
     await mq.set_scaling("orders", None)
-    spread = mq._outboxes["orders"]
+    spread = mq._producers.by_queue["orders"]
     spread.membership.join_again()  # type: ignore[union-attr]
-    await eventually_async(lambda: mq._outboxes.get("orders") is not spread)
-    assert mq.link is not None
-    mq.link.abort()
+    await eventually_async(lambda: mq._producers.by_queue.get("orders") is not spread)
+    assert mq.transport is not None
+    mq.transport.abort()
     silent._writer = writer
     writer.schedule(silent)
 

@@ -310,9 +310,9 @@ async def test_a_dead_connection_gives_back_what_was_not_acknowledged(
     await dying.put_many("orders", [b"1", b"2"])
     async with dying.subscribe("orders") as subscription:
         await take(subscription, 2)
-        assert dying.link is not None
+        assert dying.transport is not None
         dying._connection.closed = True
-        dying.link.abort()
+        dying.transport.abort()
 
         received = [await other.get("orders", wait=LIMIT_S) for _ in range(2)]
 
@@ -327,8 +327,8 @@ async def test_a_broken_connection_heals_and_the_subscription_goes_on(
     async with mq.subscribe("orders") as subscription:
         await other.put("orders", b"before")
         (stale,) = await take(subscription, 1)
-        assert mq.link is not None
-        mq.link.abort()
+        assert mq.transport is not None
+        mq.transport.abort()
 
         (again,) = await take(subscription, 1)
         assert (again.payload, again.redelivered) == (b"before", True)
@@ -347,9 +347,9 @@ async def test_a_slow_socket_does_not_hold_up_the_others(node: Node, connect: Co
         slow.subscribe("orders", prefetch=1000) as stuck,
         quick.subscribe("orders", prefetch=1) as subscription,
     ):
-        assert slow.link is not None
-        assert slow.link._transport is not None
-        slow.link._transport.pause_reading()
+        assert slow.transport is not None
+        assert slow.transport._transport is not None
+        slow.transport._transport.pause_reading()
         for n in range(200):
             quick.put_soon("orders", b"%d " % n + payload)
         await quick.flush()
@@ -360,7 +360,7 @@ async def test_a_slow_socket_does_not_hold_up_the_others(node: Node, connect: Co
                 received += 1
                 if received == 20:
                     break
-        slow.link._transport.resume_reading()
+        slow.transport._transport.resume_reading()
         assert stuck.prefetch == 1000
 
 

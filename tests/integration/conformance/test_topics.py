@@ -251,8 +251,8 @@ async def test_a_client_that_comes_back_is_subscribed_again(node: Node, connect:
         await mq.publish("orders", b"1", headers={"a": "b"})
         message = await anext(stream)
         assert message.payload == b"1"
-        assert guest.link is not None
-        guest.link.abort()
+        assert guest.transport is not None
+        guest.transport.abort()
         while True:
             queues = {queue.name: queue.queue_id for queue in await mq.queues()}
             if queues.get("guest", before.queue_id) != before.queue_id:

@@ -239,7 +239,7 @@ async def test_an_unknown_queue_undoes_the_rest(mq: Client) -> None:
     held = await mq.get("orders", lease=60)
     other = await mq.queue("gone")
     await mq.delete_queue("gone")
-    mq._queue_ids["gone"] = other.queue_id
+    mq._queues.ids["gone"] = other.queue_id
     with pytest.raises(e.QueueNotExisting):
         async with mq.transaction() as tx:
             tx.ack(held)
@@ -409,8 +409,8 @@ async def test_a_refused_commit_gives_back_what_its_client_no_longer_holds(
 
     committing = asyncio.create_task(commit())
     await asked.wait()
-    assert worker.link is not None
-    worker.link.abort()
+    assert worker.transport is not None
+    worker.transport.abort()
     waiting = asyncio.create_task(mq.get("orders", wait=LIMIT_S))
     go_on.set()
     again = await waiting
@@ -433,10 +433,10 @@ async def test_a_connection_that_breaks_at_the_commit_does_it_once(node: Node, m
     async def breaking(*change: object) -> bool:
         nonlocal broken
         done = await transact(*change)  # type: ignore[arg-type]
-        if not broken and mq.link is not None:
+        if not broken and mq.transport is not None:
             broken = True
-            mq.link.abort()
-            await eventually_async(lambda: mq.link is not None and mq.link.alive)
+            mq.transport.abort()
+            await eventually_async(lambda: mq.transport is not None and mq.transport.alive)
         return done
 
     node.store.transact = breaking  # type: ignore[method-assign, assignment]
@@ -458,8 +458,8 @@ async def test_acks_alone_say_that_their_outcome_is_unknown(node: Node, mq: Clie
     transact = node.store.transact
 
     async def breaking(*change: object) -> bool:
-        assert mq.link is not None
-        mq.link.abort()
+        assert mq.transport is not None
+        mq.transport.abort()
         return await transact(*change)  # type: ignore[arg-type]
 
     node.store.transact = breaking  # type: ignore[method-assign, assignment]
@@ -472,13 +472,13 @@ async def test_what_was_held_by_an_earlier_connection_is_lost(mq: Client) -> Non
     await make(mq, "orders", "shipped")
     await mq.put("orders", b"1")
     held = await mq.get("orders", lease=60)
-    assert mq.link is not None
+    assert mq.transport is not None
     with pytest.raises(e.LeaseLost):
         async with mq.transaction() as tx:
             tx.ack(held)
             tx.put("shipped", b"a")
-            mq.link.abort()
-            await eventually_async(lambda: mq.link is not None and mq.link.alive)
+            mq.transport.abort()
+            await eventually_async(lambda: mq.transport is not None and mq.transport.alive)
             # Another message now goes by the number that ours had.
             other = await mq.get("orders", lease=60, wait=LIMIT_S)
     assert await payloads(mq, "shipped") == []

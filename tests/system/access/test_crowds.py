@@ -16,8 +16,8 @@ from crowded_node import crowd_before, crowded_node
 from people import add_user, login
 
 from tidegate.broker.node import Node
+from tidegate.client.address import parse_url
 from tidegate.client.client import Client
-from tidegate.client.connection import parse_url
 from tidegate.core.runtime import NodeLimits
 from tidegate.protocol.connection import ANSWERS, HEADER, HEADER_BYTES, REQUESTS
 

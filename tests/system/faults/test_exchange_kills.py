@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from waiting import LIMIT_S, eventually_async
 
-from tidegate.client.connection import Response, Transport, parse_url
+from tidegate.client.address import parse_url
+from tidegate.client.connection import Response, Transport
 from tidegate.core.errors import CallerError, NoMessagesInQueue, NoMessagesRetrieved, RetryLater
 from tidegate.core.model import ClientMode
 from tidegate.core.runtime import CRASH_VARIABLE, EXCHANGE_POINTS

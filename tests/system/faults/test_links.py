@@ -108,7 +108,7 @@ async def test_a_half_open_link_is_noticed_and_left(
 ) -> None:
     async with tidegate.connect(proxy.url, reconnect_s=LIMIT_S) as mq:
         await mq.put(queue, numbered_payload("p", 1))
-        first = mq.link
+        first = mq.transport
         assert first is not None
         # Given a link on which nothing passes, and nobody says so
         proxy.set_mode("frozen")

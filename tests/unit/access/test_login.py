@@ -14,9 +14,10 @@ from waiting import eventually_async
 from tidegate.broker.access import NODE_USER
 from tidegate.broker.node import Node
 from tidegate.broker.session import Session
+from tidegate.client.address import Credentials, parse_url
 from tidegate.client.client import Client
 from tidegate.client.connect import connect as tidegate_connect
-from tidegate.client.connection import Credentials, Transport, parse_url
+from tidegate.client.connection import Transport
 from tidegate.core.errors import (
     ClientNotExisting,
     Forbidden,
@@ -56,7 +57,7 @@ async def test_without_users_this_machine_needs_no_login_and_with_them_it_does(
     await before.create_queue("orders")
     await add_user(node, "ann", read="*")
     # Whoever was in without a login is shown out.
-    await eventually_async(lambda: before.link is None)
+    await eventually_async(lambda: before.transport is None)
     with pytest.raises(NotAuthenticated):
         await before.connected()
     with pytest.raises(NotAuthenticated):
@@ -178,11 +179,11 @@ async def test_changing_a_user_ends_its_connections_and_only_those(
     await nodes[1].accounts.refresh()
     anns = [await connect(node, credentials=login("ann"), reconnect_s=60.0) for node in nodes]
     bob = await connect(nodes[1], credentials=login("bob"))
-    bobs_link = bob.link
+    bobs_link = bob.transport
     await anns[0].create_queue("orders")
     # Relayed: the owner is the other node.
     await anns[1].put("orders", b"1")
-    links = [ann.link for ann in anns]
+    links = [ann.transport for ann in anns]
     store = nodes[0].store
     if change == "removed":
         await store.remove_user("ann")
@@ -192,7 +193,7 @@ async def test_changing_a_user_ends_its_connections_and_only_those(
         await store.set_user_grants("ann", [Grant(Right.READ, "orders")])
     # Nobody tells the nodes: they look, each second.
     await eventually_async(lambda: not any(link is not None and link.alive for link in links))
-    assert bob.link is bobs_link
+    assert bob.transport is bobs_link
     await bob.ping()
     for ann in anns:
         if change == "other rights":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.client.connection import parse_url
+from tidegate.client.address import parse_url
 from tidegate.core.errors import InvalidValue
 
 

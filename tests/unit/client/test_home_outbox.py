@@ -37,11 +37,10 @@ class Home:
         self.sent: list[tuple[PutMessages, Done]] = []
         # One for each question about a fate: whether it was stored.
         self.asked: list[asyncio.Future[bool]] = []
-        client = SimpleNamespace(
-            link=self, reconnect_s=30.0, spawn=self._spawn, forget_outbox=lambda *_: None
-        )
         spread: Any = SimpleNamespace(
-            client=client,
+            connection=SimpleNamespace(transport=self, reconnect_s=30.0, spawn=self._spawn),
+            queues=SimpleNamespace(),
+            pool=SimpleNamespace(drop=lambda _: None),
             queue="orders",
             queue_id=1,
             assigned_replica=lambda index, may_be_alias: self.at,

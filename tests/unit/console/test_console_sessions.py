@@ -9,8 +9,8 @@ from long_sleeps import LONG_S, long_sleeps
 from people import PASSWORD, add_user
 
 from tidegate.broker.node import Node
+from tidegate.client.address import Credentials
 from tidegate.client.client import Client
-from tidegate.client.connection import Credentials
 from tidegate.console import sessions as bounds
 from tidegate.console.sessions import LoginSessions
 from tidegate.core.errors import LimitReached, NotAuthenticated

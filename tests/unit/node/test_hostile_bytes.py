@@ -12,8 +12,8 @@ from backing import StartNode
 from waiting import LIMIT_S
 
 from tidegate.broker.node import Node
+from tidegate.client.address import parse_url
 from tidegate.client.client import Client
-from tidegate.client.connection import parse_url
 from tidegate.core.model import ClientMode
 from tidegate.core.runtime import NodeLimits
 from tidegate.protocol.catalogue import RegisterClient, RegisterClientResponse

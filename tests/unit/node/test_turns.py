@@ -8,7 +8,7 @@ from waiting import LIMIT_S
 
 from tidegate.broker.node import Node
 from tidegate.broker.session import PACKETS_PER_TURN, Session
-from tidegate.client.connection import parse_url
+from tidegate.client.address import parse_url
 from tidegate.core.errors import NotAuthenticated
 from tidegate.protocol.connection import ProtocolConnection, ReceivedPacket
 from tidegate.protocol.packet import Ping

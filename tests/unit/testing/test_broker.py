@@ -88,7 +88,7 @@ async def test_who_does_not_read_is_sent_no_more_than_fits(tidegate_broker: Brok
     await mq.create_queue("films")
     slow = await tidegate_broker.connect()
     async with slow.subscribe("films", prefetch=1000) as subscription:
-        transport = slow.link._transport  # type: ignore[union-attr]
+        transport = slow.transport._transport  # type: ignore[union-attr]
         assert transport is not None
         transport.pause_reading()
         for _ in range(30):
@@ -112,8 +112,8 @@ async def test_a_broken_connection_heals_and_its_messages_come_again(
     async with mq.subscribe("orders") as subscription:
         stream = aiter(subscription)
         first = await anext(stream)
-        assert mq.link is not None
-        mq.link.abort()
+        assert mq.transport is not None
+        mq.transport.abort()
         again = await anext(stream)
         assert (again.payload, again.redelivered) == (first.payload, True)
 

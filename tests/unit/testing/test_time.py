@@ -134,8 +134,8 @@ async def test_a_client_outlives_an_hour_of_silence(tidegate_broker: Broker) -> 
 
     await tidegate_broker.advance(3600)
 
-    assert mq.link is not None
-    assert mq.link.alive
+    assert mq.transport is not None
+    assert mq.transport.alive
     await mq.put("orders", b"still here")
 
 

@@ -4,7 +4,7 @@ Theory of operation.
 
 A `RabbitmqClient` uses up to three connections, each reconnecting by itself:
 
-- `lifeline` consumes, declares and listens to the topology feed.
+- `connection` consumes, declares and listens to the topology feed.
 - `_publishing` publishes, opened with the first publish. RabbitMQ stops reading from a publishing
   connection while it is short of memory or disk. Acknowledgements on the same connection would then
   not arrive, and its queues would not shrink.
@@ -42,11 +42,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self, Unpa
 from yarl import URL
 
 from tidegate.client import tracing
+from tidegate.client.address import read_password_file, redact_url, verifying_context
 from tidegate.client.client import Client, bound_replica
 from tidegate.client.connect import Connector
-from tidegate.client.connection import read_password_file, redact_url, verifying_context
 from tidegate.client.handler import error_text
-from tidegate.client.options import (
+from tidegate.client.message import (
     MessageOptions,
     PutOptions,
     check_count,
@@ -105,25 +105,25 @@ class RabbitmqClient:
 
     async def open(self) -> Self:
         outage = OutageTracker(self._address.shown)
-        self.lifeline = RabbitmqConnection(self._address, self._reconnect_s, outage)
+        self.connection = RabbitmqConnection(self._address, self._reconnect_s, outage)
         # RabbitMQ stops reading acknowledgements from a connection that publishes while it is short
         # of memory.
         self._publishing = RabbitmqConnection(
             self._address, self._reconnect_s, outage, opens_when_needed=True
         )
         self._publisher = RabbitmqPublisher(self._publishing)
-        errands = AdminChannel(self.lifeline)
-        self.queues = RabbitmqQueues(errands, self._address)
-        self.retries = RetryQueues(self._publisher, errands, self.queues, self.policy_of)
+        admin = AdminChannel(self.connection)
+        self.queues = RabbitmqQueues(admin, self._address)
+        self.retries = RetryQueues(self._publisher, admin, self.queues, self.policy_of)
         self._replies = PendingReplies(self._publishing)
         self._answers = DirectReplies(self._address, self._reconnect_s, outage)
-        self.news = TopologyFeed(self.lifeline)
-        await self.lifeline.open()
+        self.news = TopologyFeed(self.connection)
+        await self.connection.open()
         return self
 
     async def close(self) -> None:
         # Close all at once: a blocked connection takes its whole timeout.
-        ends = (self._answers.close(), self._publishing.close(), self.lifeline.close())
+        ends = (self._answers.close(), self._publishing.close(), self.connection.close())
         await asyncio.gather(*ends)
 
     async def __aenter__(self) -> Self:
@@ -134,7 +134,7 @@ class RabbitmqClient:
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a task until the client closes."""
-        return self.lifeline.spawn(work)
+        return self.connection.spawn(work)
 
     def __getattr__(self, name: str) -> NoReturn:
         if not name.startswith("_") and hasattr(Client, name):

@@ -84,13 +84,13 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
 class ReconnectPolicy:
     """The deadline of one call that is retried across lost connections."""
 
-    def __init__(self, lifeline: RabbitmqConnection) -> None:
-        self._lifeline = lifeline
-        self.deadline = asyncio.get_running_loop().time() + lifeline.reconnect_s
+    def __init__(self, connection: RabbitmqConnection) -> None:
+        self._connection = connection
+        self.deadline = asyncio.get_running_loop().time() + connection.reconnect_s
 
     async def wait(self, failure: TidegateError) -> None:
         """Pause before a retry; raise `failure` after the deadline, or if closed."""
-        if self._lifeline.is_closed or asyncio.get_running_loop().time() >= self.deadline:
+        if self._connection.is_closed or asyncio.get_running_loop().time() >= self.deadline:
             raise failure
         await asyncio.sleep(_PAUSE_S)
 

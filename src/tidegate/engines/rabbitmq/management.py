@@ -23,7 +23,7 @@ import aio_pika
 import msgspec
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
 
-from tidegate.client.connection import redact_url
+from tidegate.client.address import redact_url
 from tidegate.core.errors import Forbidden, InvalidValue, TidegateError, Unavailable
 from tidegate.core.prefetch import PROBE_BYTES_MAX
 from tidegate.engines.probe import PREFETCH_FIRST, ProbeConsumer

@@ -15,8 +15,7 @@ from aiormq import spec
 from aiormq.abc import DeliveredMessage
 from pamqp.header import ContentHeader
 
-from tidegate.client.message import ERROR_LENGTH_MAX
-from tidegate.client.options import MessageOptions, check_seconds, check_text
+from tidegate.client.message import ERROR_LENGTH_MAX, MessageOptions, check_seconds, check_text
 from tidegate.core.errors import InvalidValue
 from tidegate.core.model import (
     PRIORITY_DEFAULT,
@@ -35,7 +34,15 @@ if TYPE_CHECKING:
 class RabbitmqMessage:
     """One delivered message."""
 
-    __slots__ = ("_by_the_broker", "_leg", "_retries", "_tag", "payload", "properties", "queue")
+    __slots__ = (
+        "_by_the_broker",
+        "_consumer",
+        "_retries",
+        "_tag",
+        "payload",
+        "properties",
+        "queue",
+    )
 
     def __init__(
         self,
@@ -49,7 +56,7 @@ class RabbitmqMessage:
         self.queue = queue
         self._tag = delivered.delivery_tag or 0
         self._by_the_broker = bool(delivered.redelivered)
-        self._leg = consumer
+        self._consumer = consumer
         self._retries = retries
 
     def __repr__(self) -> str:
@@ -101,14 +108,14 @@ class RabbitmqMessage:
         return deaths_of(self.properties, self.message_id)
 
     def _held_by(self) -> RabbitmqConsumer:
-        if self._leg is None:
+        if self._consumer is None:
             raise InvalidValue("this message is not held: it was acknowledged when it was taken")
-        return self._leg
+        return self._consumer
 
     @property
     def is_lost(self) -> bool:
         """Whether it has returned to its queue because its channel ended."""
-        return self._leg is not None and self._leg.lost
+        return self._consumer is not None and self._consumer.lost
 
     def ack(self) -> None:
         """Acknowledge without waiting."""

@@ -77,8 +77,8 @@ _PAUSES_S = (0.02, 0.05, 0.1, 0.2)
 class RabbitmqPublisher:
     """The publishing channel of one client."""
 
-    def __init__(self, lifeline: RabbitmqConnection, *, is_for_one: bool = False) -> None:
-        self._lifeline = lifeline
+    def __init__(self, connection: RabbitmqConnection, *, is_for_one: bool = False) -> None:
+        self._connection = connection
         # With one publish per channel, a closed channel means that this publish was refused.
         self._is_for_one = is_for_one
         self._channel: AbstractChannel | None = None
@@ -116,7 +116,7 @@ class RabbitmqPublisher:
         *,
         once: bool,
     ) -> None:
-        patience = ReconnectPolicy(self._lifeline)
+        patience = ReconnectPolicy(self._connection)
         pauses_s = iter(_PAUSES_S)
         about = f"queue {routing_key!r}" if not exchange else f"exchange {exchange!r}"
         is_perhaps_stored, channel = False, self._channel
@@ -128,7 +128,7 @@ class RabbitmqPublisher:
                     if is_perhaps_stored:
                         properties = marked_resent(properties)
                     is_perhaps_stored = True
-                    async with self._lifeline.unless_blocked(patience):
+                    async with self._connection.unless_blocked(patience):
                         # No await since it became the first, so the order holds.
                         self._turns.arrive(ticket)
                         await channel.basic_publish(
@@ -166,7 +166,7 @@ class RabbitmqPublisher:
     @contextlib.asynccontextmanager
     async def _alone(self) -> AsyncIterator[RabbitmqPublisher]:
         async with self._one_by_one:
-            alone = RabbitmqPublisher(self._lifeline, is_for_one=True)
+            alone = RabbitmqPublisher(self._connection, is_for_one=True)
             try:
                 yield alone
             finally:
@@ -176,7 +176,7 @@ class RabbitmqPublisher:
     async def _open_channel(self, ticket: int, patience: ReconnectPolicy) -> AbstractChannel:
         """Return an open channel when this ticket is first in the order."""
         while True:
-            await self._lifeline.unblocked(patience)
+            await self._connection.unblocked(patience)
             if not self._turns.is_first(ticket):
                 await self._turns.wait(ticket)
             elif self._channel is None or self._channel.is_closed:
@@ -188,7 +188,7 @@ class RabbitmqPublisher:
         # While this publish waited for the lock, another may have become first and reopened.
         async with self._opening:
             if self._channel is None or self._channel.is_closed:
-                self._channel = await self._lifeline.channel(confirms=True)
+                self._channel = await self._connection.channel(confirms=True)
                 self._turns.all_come_again()
 
 
@@ -205,8 +205,8 @@ def _check_header(properties: Properties, channel: AbstractChannel) -> None:
 class AdminChannel:
     """The channel for calls that close their channel when they fail."""
 
-    def __init__(self, lifeline: RabbitmqConnection) -> None:
-        self._lifeline = lifeline
+    def __init__(self, connection: RabbitmqConnection) -> None:
+        self._connection = connection
         self._channel: AbstractChannel | None = None
         self._busy = asyncio.Lock()
 
@@ -221,10 +221,10 @@ class AdminChannel:
 
         If it is not `repeatable`, a lost connection raises IoFailure instead.
         """
-        patience = ReconnectPolicy(self._lifeline)
+        patience = ReconnectPolicy(self._connection)
         while True:
             try:
-                return await self._lifeline.finish(self._run_once(about, errand))
+                return await self._connection.finish(self._run_once(about, errand))
             except Unavailable as lost:
                 if not repeatable:
                     raise IoFailure(f"{lost}: whether it was done is not known") from lost
@@ -235,7 +235,7 @@ class AdminChannel:
     ) -> Result:
         async with self._busy:
             if self._channel is None or self._channel.is_closed:
-                self._channel = await self._lifeline.channel()
+                self._channel = await self._connection.channel()
             with translating_errors(about):
                 return await errand(self._channel)
 
@@ -338,8 +338,8 @@ class DirectReplies:
     def __init__(self, address: RabbitmqAddress, reconnect_s: float, outage: OutageTracker) -> None:
         self._address = address
         self._reconnect_s = reconnect_s
-        self._lifeline = RabbitmqConnection(address, reconnect_s, outage, opens_when_needed=True)
-        self._publisher = RabbitmqPublisher(self._lifeline)
+        self._connection = RabbitmqConnection(address, reconnect_s, outage, opens_when_needed=True)
+        self._publisher = RabbitmqPublisher(self._connection)
         self._alone = asyncio.Lock()
 
     async def send(self, payload: bytes, properties: Properties, reply_to: str) -> bool:
@@ -351,22 +351,24 @@ class DirectReplies:
         try:
             await self._publisher.publish(payload, properties, reply_to, once=True)
         except RetryLater:
-            if self._lifeline.is_blocked:
+            if self._connection.is_blocked:
                 raise  # another connection would be blocked too
             return await self._sent_alone(payload, properties, reply_to)
         return True
 
     async def close(self) -> None:
-        await self._lifeline.close()
+        await self._connection.close()
 
     async def _sent_alone(self, payload: bytes, properties: Properties, reply_to: str) -> bool:
         async with self._alone:
-            lifeline = RabbitmqConnection(self._address, self._reconnect_s)
+            connection = RabbitmqConnection(self._address, self._reconnect_s)
             try:
-                await lifeline.open()
-                await RabbitmqPublisher(lifeline).publish(payload, properties, reply_to, once=True)
+                await connection.open()
+                await RabbitmqPublisher(connection).publish(
+                    payload, properties, reply_to, once=True
+                )
             except RetryLater as failure:
-                if lifeline.is_blocked:
+                if connection.is_blocked:
                     raise
                 log.warning(
                     "a request was not answered: is the name to reply to forged?",
@@ -374,7 +376,7 @@ class DirectReplies:
                 )
                 return False
             finally:
-                await lifeline.close()
+                await connection.close()
         return True
 
 
@@ -391,8 +393,8 @@ class DirectReplies:
 class PendingReplies:
     """The requests of one client that wait for a reply."""
 
-    def __init__(self, lifeline: RabbitmqConnection) -> None:
-        self._lifeline = lifeline
+    def __init__(self, connection: RabbitmqConnection) -> None:
+        self._connection = connection
         self._channel: AbstractChannel | None = None
         self._opening = asyncio.Lock()
         self._waiting: dict[str, asyncio.Future[DeliveredMessage]] = {}
@@ -410,14 +412,14 @@ class PendingReplies:
                 await self._publish(queue, payload, properties)
                 return await reply
         except TimeoutError:
-            why = f": {self._lifeline.blocked()}" if self._lifeline.is_blocked else ""
+            why = f": {self._connection.blocked()}" if self._connection.is_blocked else ""
             raise NoReply(f"no reply from queue {queue!r} within {timeout_s:g} s{why}") from None
         finally:
             del self._waiting[correlation_id]
 
     async def _publish(self, queue: str, payload: bytes, properties: Properties) -> None:
         """Publish a request until it is confirmed; the caller's timeout ends the attempts."""
-        patience = ReconnectPolicy(self._lifeline)
+        patience = ReconnectPolicy(self._connection)
         is_perhaps_stored = False
         while True:
             try:
@@ -426,7 +428,7 @@ class PendingReplies:
                     if is_perhaps_stored:
                         properties = marked_resent(properties)
                     is_perhaps_stored = True
-                    async with self._lifeline.unless_blocked(patience):
+                    async with self._connection.unless_blocked(patience):
                         await channel.basic_publish(
                             payload, routing_key=queue, properties=properties, mandatory=True
                         )
@@ -436,9 +438,9 @@ class PendingReplies:
 
     async def _open_channel(self, patience: ReconnectPolicy) -> AbstractChannel:
         async with self._opening:
-            await self._lifeline.unblocked(patience)
+            await self._connection.unblocked(patience)
             if self._channel is None or self._channel.is_closed:
-                channel = await self._lifeline.channel(confirms=True)
+                channel = await self._connection.channel(confirms=True)
                 with translating_errors("replies"):
                     await channel.basic_consume(DIRECT, self._replied, no_ack=True)
                 self._channel = channel

@@ -50,8 +50,8 @@ class RabbitmqQueue(msgspec.Struct, frozen=True):
 class RabbitmqQueues:
     """Queues of one vhost, as one client knows them."""
 
-    def __init__(self, errands: AdminChannel, address: RabbitmqAddress) -> None:
-        self._errands = errands
+    def __init__(self, admin: AdminChannel, address: RabbitmqAddress) -> None:
+        self._admin = admin
         self._arguments = arguments_of(address)
         self._queue_type = address.queue_type
         self._classic: dict[str, bool] = {}
@@ -63,7 +63,7 @@ class RabbitmqQueues:
             declared = await channel.queue_declare(name, passive=True)
             return RabbitmqQueue(name, declared.message_count or 0, declared.consumer_count or 0)
 
-        return await self._errands.run(f"queue {name!r}", passive)
+        return await self._admin.run(f"queue {name!r}", passive)
 
     async def create(
         self,
@@ -95,7 +95,7 @@ class RabbitmqQueues:
             await channel.queue_declare(name, durable=durable, arguments=arguments or None)
 
         try:
-            await self._errands.run(f"queue {name!r}", declare)
+            await self._admin.run(f"queue {name!r}", declare)
         except InvalidValue as refusal:
             if not exist_ok or "inequivalent" not in str(refusal):
                 raise InvalidValue(
@@ -148,13 +148,13 @@ class RabbitmqQueues:
         async def delete(channel: AbstractChannel) -> None:
             await channel.queue_delete(name)
 
-        await self._errands.run(f"queue {name!r}", delete)
+        await self._admin.run(f"queue {name!r}", delete)
 
     async def purge(self, name: str) -> int:
         async def purge(channel: AbstractChannel) -> int:
             return (await channel.queue_purge(name)).message_count or 0
 
-        return await self._errands.run(f"queue {name!r}", purge)
+        return await self._admin.run(f"queue {name!r}", purge)
 
     async def get(self, name: str) -> DeliveredMessage | None:
         """Take and acknowledge a message; None if there is none."""
@@ -162,7 +162,7 @@ class RabbitmqQueues:
         async def get(channel: AbstractChannel) -> DeliveredMessage:
             return await channel.basic_get(name, no_ack=True)
 
-        delivered = await self._errands.run(f"queue {name!r}", get, repeatable=False)
+        delivered = await self._admin.run(f"queue {name!r}", get, repeatable=False)
         return None if delivered.delivery_tag is None else delivered
 
     def remove(self, name: str) -> None:
@@ -182,7 +182,7 @@ class RabbitmqQueues:
             await channel.queue_declare(name, durable=True, arguments={"x-queue-type": "classic"})
 
         try:
-            await self._errands.run(f"queue {name!r}", declare)
+            await self._admin.run(f"queue {name!r}", declare)
         except Forbidden:
             return False
         except InvalidValue as refusal:

@@ -40,7 +40,7 @@ from aiormq.abc import AbstractChannel, DeliveredMessage
 from msgspec import structs
 
 from tidegate.broker.settling import retry_wait_s
-from tidegate.client.options import check_count
+from tidegate.client.message import check_count
 from tidegate.core.errors import (
     InvalidValue,
     QueueNotExisting,
@@ -94,7 +94,7 @@ class RabbitmqSubscription:
         self.delivered = 0
         # How often its channel has ended.
         self.interruptions = 0
-        self._leg: RabbitmqConsumer | None = None
+        self._consumer: RabbitmqConsumer | None = None
         self._arrived: deque[RabbitmqMessage] = deque()
         self._news = asyncio.Event()
         self._failure: TidegateError | None = None
@@ -108,13 +108,13 @@ class RabbitmqSubscription:
     async def __aenter__(self) -> Self:
         self._deaf = self._client.news.on_news(self.queue, self._topology_changed.set)
         try:
-            self._leg = await self._first_leg()
+            self._consumer = await self._first_consumer()
         except BaseException:
             self._deaf()
             raise
         self._open = True
         self._following = self._client.spawn(self._follow())
-        self._keeping = self._client.spawn(self._stay_subscribed(self._leg))
+        self._keeping = self._client.spawn(self._stay_subscribed(self._consumer))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -133,30 +133,30 @@ class RabbitmqSubscription:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        if self._leg is not None:
-            await self._leg.end()
+        if self._consumer is not None:
+            await self._consumer.end()
         self._forget_lost()
 
-    async def _first_leg(self) -> RabbitmqConsumer:
+    async def _first_consumer(self) -> RabbitmqConsumer:
         """Make the first consumer, and retry while the connection is lost.
 
         RabbitMQ closes the connection of a consumer that comes while it creates a quorum queue.
         """
-        patience = ReconnectPolicy(self._client.lifeline)
+        patience = ReconnectPolicy(self._client.connection)
         while True:
             # Raises at once if the client is closed.
-            await self._client.lifeline.connected()
+            await self._client.connection.connected()
             try:
-                return await self._new_leg()
+                return await self._new_consumer()
             except Unavailable as lost:
                 await patience.wait(lost)
 
-    async def _new_leg(self) -> RabbitmqConsumer:
+    async def _new_consumer(self) -> RabbitmqConsumer:
         topology = await self._client.news.topology(self.queue)
         is_classic = await self._client.queues.is_classic(self.queue)
         if topology is not None:
             is_classic = is_classic and topology.is_classic
-        channel = await self._client.lifeline.channel()
+        channel = await self._client.connection.channel()
         consumer = RabbitmqConsumer(
             channel,
             self.queue,
@@ -195,7 +195,7 @@ class RabbitmqSubscription:
         while True:
             await self._topology_changed.wait()
             self._topology_changed.clear()
-            consumer = self._leg
+            consumer = self._consumer
             if consumer is None or consumer.lost or self._drained:
                 continue
             try:
@@ -224,7 +224,7 @@ class RabbitmqSubscription:
                 if self._drained:
                     return
                 try:
-                    consumer = self._leg = await self._new_leg()
+                    consumer = self._consumer = await self._new_consumer()
                     # Changes of the topology meanwhile were applied to the lost consumer.
                     self._topology_changed.set()
                 except RetryLater:
@@ -264,12 +264,12 @@ class RabbitmqSubscription:
     @property
     def is_live(self) -> bool:
         """Whether messages can arrive now."""
-        return self._leg is not None and not self._leg.lost
+        return self._consumer is not None and not self._consumer.lost
 
     @property
     def is_prefetch_costly(self) -> bool:
         """Whether a change of the prefetch replaces the consumer, as on quorum queues."""
-        return self._leg is not None and not self._leg.is_classic
+        return self._consumer is not None and not self._consumer.is_classic
 
     async def __aiter__(self) -> AsyncIterator[RabbitmqMessage]:
         """Yield messages.
@@ -305,7 +305,7 @@ class RabbitmqSubscription:
         """Set the maximum of unacknowledged messages, live."""
         check_count("prefetch", prefetch)
         self.prefetch = prefetch
-        consumer = self._leg
+        consumer = self._consumer
         if consumer is not None and not consumer.lost:
             # Without a connection, the next consumer begins with it.
             with contextlib.suppress(RetryLater):
@@ -314,7 +314,7 @@ class RabbitmqSubscription:
     async def drain(self) -> None:
         """Stop receiving: return the buffered messages, and keep those already taken."""
         self._drained = True
-        consumer = self._leg
+        consumer = self._consumer
         if consumer is None or consumer.lost:
             return
         # If it fails, the channel is lost, and all messages have returned to the queue.
@@ -381,12 +381,12 @@ class RetryQueues:
     def __init__(
         self,
         publisher: RabbitmqPublisher,
-        errands: AdminChannel,
+        admin: AdminChannel,
         queues: RabbitmqQueues,
         policy_of: Callable[[str], QueuePolicy],
     ) -> None:
         self._publisher = publisher
-        self._errands = errands
+        self._admin = admin
         self._queues = queues
         self._policy_of = policy_of
         # Delay queues by name: the time of their first use by this client.
@@ -454,7 +454,7 @@ class RetryQueues:
             await self._publisher.publish(payload, properties, queue)
             return
         name = delay_queue_name(queue, delay_ms, time.time())
-        await self._errands.run(f"queue {name!r}", _delaying(name, queue, delay_ms))
+        await self._admin.run(f"queue {name!r}", _delaying(name, queue, delay_ms))
         since = self._used_since(name)
         await self._publisher.publish(payload, properties, name)
         await asyncio.sleep(max(since + _REMEMBERED_S - time.monotonic(), 0.0))

@@ -415,8 +415,8 @@ _POLL_S = 15.0
 class TopologyFeed:
     """The elastic queues of one vhost, as one client knows them."""
 
-    def __init__(self, lifeline: RabbitmqConnection) -> None:
-        self._lifeline = lifeline
+    def __init__(self, connection: RabbitmqConnection) -> None:
+        self._connection = connection
         # Topology by queue; None means a plain queue.
         self._known: dict[str, ElasticTopology | None] = {}
         self._heard: dict[str, set[Callable[[], None]]] = {}
@@ -436,7 +436,7 @@ class TopologyFeed:
         # Take the lock even if the topology is known by now: a later put must not overtake one that
         # waits.
         async with self._turns.setdefault(queue, asyncio.Lock()):
-            patience = ReconnectPolicy(self._lifeline)
+            patience = ReconnectPolicy(self._connection)
             while queue not in self._known:
                 try:
                     async with self._busy:
@@ -468,7 +468,7 @@ class TopologyFeed:
                 self._may_listen = False
                 log.info("replicas are looked for now and then: %s", refusal)
         if self._keeping is None or self._keeping.done():
-            self._keeping = self._lifeline.spawn(self._stay_subscribed())
+            self._keeping = self._connection.spawn(self._stay_subscribed())
         before = self._known.get(queue)
         try:
             found = await self._read(queue)
@@ -481,7 +481,7 @@ class TopologyFeed:
             self._take(queue, found)
 
     async def _read(self, queue: str) -> ElasticTopology | None:
-        channel = await self._lifeline.channel()
+        channel = await self._connection.channel()
         try:
             return await read_topology(channel, queue)
         except Forbidden:
@@ -492,7 +492,7 @@ class TopologyFeed:
 
     async def _listen(self) -> AbstractChannel:
         if self._channel is None or self._channel.is_closed:
-            channel = await self._lifeline.channel()
+            channel = await self._connection.channel()
             with translating_refusals(f"exchange {FEED_EXCHANGE!r}"):
                 await channel.exchange_declare(FEED_EXCHANGE, exchange_type="direct", durable=True)
                 declared = await channel.queue_declare(exclusive=True, auto_delete=True)

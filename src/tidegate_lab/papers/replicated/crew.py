@@ -25,7 +25,7 @@ import uvloop
 
 import tidegate
 from tidegate.client.blocking import BlockingClient
-from tidegate.client.replica_producer import ProducerHandle
+from tidegate.client.puts import ProducerHandle
 from tidegate.client.subscription import Subscription
 from tidegate.core.topology import MemberRole, logical_name
 from tidegate.telemetry.stats import QueueStats

@@ -17,8 +17,8 @@ class SlowNews(TopologyFeed):
     """What it learns of a queue comes when it comes."""
 
     def __init__(self) -> None:
-        lifeline: Any = SimpleNamespace(reconnect_s=10.0, is_closed=False)
-        super().__init__(lifeline)
+        connection: Any = SimpleNamespace(reconnect_s=10.0, is_closed=False)
+        super().__init__(connection)
         self.came = asyncio.Event()
         self.cuts = 0
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.client.options import checked_options
+from tidegate.client.message import checked_options
 from tidegate.core.model import DeathReason
 from tidegate.engines.rabbitmq import message as p
 from tidegate.engines.rabbitmq.subscription import (

@@ -18,7 +18,7 @@ AFTER = [ReplicaSource("orders"), ReplicaSource("orders#1", "orders#1.holders")]
 
 
 class Stand:
-    """A leg, until it is lost."""
+    """A consumer, until it is lost."""
 
     def __init__(self, sources: list[ReplicaSource]) -> None:
         self.sources = sources
@@ -40,15 +40,15 @@ class Stand:
 
 
 class Standing(RabbitmqSubscription):
-    """Its second leg is being made until somebody says that it is done."""
+    """The second consumer is made only when the test allows it."""
 
     def __init__(self) -> None:
         self.replicas = BEFORE
         self.listeners: list[Callable[[], None]] = []
-        self.legs: list[Stand] = []
+        self.consumers: list[Stand] = []
         self.making, self.made = asyncio.Event(), asyncio.Event()
         client: Any = SimpleNamespace(
-            lifeline=SimpleNamespace(reconnect_s=1.0, is_closed=False, connected=self._connected),
+            connection=SimpleNamespace(reconnect_s=1.0, is_closed=False, connected=self._connected),
             news=SimpleNamespace(on_news=self._on_news),
             spawn=asyncio.create_task,
         )
@@ -63,35 +63,35 @@ class Standing(RabbitmqSubscription):
     async def _sources(self) -> list[ReplicaSource]:
         return self.replicas
 
-    async def _new_leg(self) -> Any:
-        leg = Stand(await self._sources())
-        self.legs.append(leg)
-        if len(self.legs) > 1:
+    async def _new_consumer(self) -> Any:
+        consumer = Stand(await self._sources())
+        self.consumers.append(consumer)
+        if len(self.consumers) > 1:
             self.making.set()
             await self.made.wait()
-        return leg
+        return consumer
 
 
 async def test_a_replica_that_comes_while_a_lost_connection_is_made_good_is_consumed_from() -> None:
     async with Standing() as subscription, asyncio.timeout(LIMIT_S):
-        subscription.legs[0].losing.set()
+        subscription.consumers[0].losing.set()
         await subscription.making.wait()
         subscription.replicas = AFTER
         for heard in subscription.listeners:
             heard()
-        # Who follows looks at the leg that was lost.
+        # The task that follows the topology looks at the lost consumer.
         await asyncio.sleep(0)
 
         subscription.made.set()
-        await subscription.legs[1].followed.wait()
+        await subscription.consumers[1].followed.wait()
 
-        assert subscription.legs[1].sources == AFTER
+        assert subscription.consumers[1].sources == AFTER
 
 
 async def test_a_subscription_counts_how_often_it_was_interrupted() -> None:
     async with Standing() as subscription, asyncio.timeout(LIMIT_S):
         at_first = subscription.interruptions
-        subscription.legs[0].losing.set()
+        subscription.consumers[0].losing.set()
         await subscription.making.wait()
 
         assert (at_first, subscription.interruptions) == (0, 1)

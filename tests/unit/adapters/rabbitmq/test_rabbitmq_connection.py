@@ -16,22 +16,22 @@ FOR_EVER_S = 3600.0
 
 
 async def test_who_waits_for_a_connection_hears_that_the_client_is_closed() -> None:
-    lifeline = RabbitmqConnection(parse_address(NOBODY), FOR_EVER_S, opens_when_needed=True)
-    waiting = asyncio.create_task(lifeline.connected())
+    connection = RabbitmqConnection(parse_address(NOBODY), FOR_EVER_S, opens_when_needed=True)
+    waiting = asyncio.create_task(connection.connected())
     # Nobody answers there, and it goes on trying.
-    await eventually_async(lambda: lifeline._tasks)
+    await eventually_async(lambda: connection._tasks)
 
-    await lifeline.close()
+    await connection.close()
 
     with pytest.raises(Unavailable, match="the client is closed"):
         await waiting
 
 
 async def test_a_closed_client_has_no_connection_and_is_blocked_by_nobody() -> None:
-    lifeline = RabbitmqConnection(parse_address(NOBODY), FOR_EVER_S, opens_when_needed=True)
+    connection = RabbitmqConnection(parse_address(NOBODY), FOR_EVER_S, opens_when_needed=True)
 
-    await lifeline.close()
+    await connection.close()
 
-    assert not lifeline.is_blocked
+    assert not connection.is_blocked
     with pytest.raises(Unavailable, match="the client is closed"):
-        await lifeline.channel()
+        await connection.channel()

@@ -1,4 +1,4 @@
-"""What a leg says to its channel, and when, while RabbitMQ and its callers do other things."""
+"""What a consumer says to its channel, and when, while RabbitMQ and its callers do other things."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiormq.channel import Channel
 from waiting import LIMIT_S
 
 from tidegate.core.errors import InvalidValue, LeaseLost, Unavailable
-from tidegate.engines.rabbitmq import consumer as leg_module
+from tidegate.engines.rabbitmq import consumer as consumer_module
 from tidegate.engines.rabbitmq.consumer import RabbitmqConsumer
 from tidegate.engines.rabbitmq.topology import ReplicaSource
 
@@ -135,7 +135,7 @@ async def test_who_is_cancelled_before_a_message_goes_back_as_it_is_does_not_kee
 async def test_a_prefetch_is_the_last_that_was_set_though_the_one_before_was_cancelled(
     is_classic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leg_module, "_FULL_S_MAX", 0.01)
+    monkeypatch.setattr(consumer_module, "_FULL_S_MAX", 0.01)
     channel = SlowChannel()
     consumer = await leg_on(channel, is_classic=is_classic, prefetch=2)
     # So that a quorum queue's consumer is full, and may be turned.
