@@ -453,7 +453,7 @@ class HttpProbe:
         self._clock = clock or Clock()
         self.addresses: Sequence[str] = ()
         self.path = "/"
-        # The mark by which doors recognize the probe (core.probe_mark).
+        # The mark by which doors recognize the probe (`DoorSettings.probe_mark`).
         self.mark = ""
         self.samples: deque[ProbeSample] = deque(maxlen=_KEPT)
         self._turn = 0

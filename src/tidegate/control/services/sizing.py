@@ -56,7 +56,7 @@ from tidegate.laws.http.sizing import (
 
 # The number of instances that a service needs.
 #
-#     more     the requests in hand, now or soon, cannot be answered in time      laws.http_sizing
+#     more     the requests in hand, now or soon, cannot be answered in time      laws.http.sizing
 #              a warning that this does not explain: one more, if load can be the reason
 #     fewer    one fewer would have been enough, with reserve, for the whole cool-down
 #     floor    a number that was too low at a load is not used again at that load for a while

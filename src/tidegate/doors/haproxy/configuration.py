@@ -68,7 +68,7 @@ _PROBE = f"{PROBE_HEADER.lower()}$"
 _HOPS_MAX = 8
 _SERVER_ERROR = 500
 # Matched against all header lines: control characters, and framing fields in disguise. An
-# application behind CGI rules cannot distinguish `Content_Length` from `Content-Length`.
+# application behind CGI rules cannot distinguish `Content_Length:` from `Content-Length:`.
 _CONTROL = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
 _DISGUISED = "(content|transfer)_(length|encoding):"
 _ODD = rf"'{_CONTROL}|(^|\n)({_DISGUISED})'"
