@@ -248,9 +248,6 @@ class _Reader:
                 )
 
 
-# All sections of the settings.
-
-
 # The table [queues] has one section for each queue.
 QUEUES = "queues"
 

@@ -563,9 +563,6 @@ def _promised(agreement: Agreement) -> list[tuple[Metric, float]]:
     ]
 
 
-# The slots available to a service or queue, and a text that says where they come from.
-
-
 @dataclass(frozen=True)
 class AvailableSlots:
     """A number of slots; `words` complete the sentence "… are needed, and"."""

@@ -194,9 +194,6 @@ class ChildProcess:
                 self._lines.append(text)
 
 
-# The pipe through which a child announces once that it serves, or why it does not.
-
-
 READY_VARIABLE = "TIDEGATE_READY_FD"
 
 
@@ -397,9 +394,6 @@ class ProcessTree:
             yield handle if self._is_marked(pid) else None
         finally:
             os.close(handle)
-
-
-# Exponential backoff: each wait is twice as long as the one before, up to a maximum.
 
 
 class Backoff:

@@ -35,6 +35,8 @@ from tidegate.fleet.process import (
     with_stores,
 )
 
+log = logging.getLogger(__name__)
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -90,8 +92,6 @@ def processor_s(pid: int) -> float | None:
 # kernel ties the child to the thread that started it, so `start` must be called from the main
 # thread.
 
-
-log = logging.getLogger(__name__)
 
 # Seconds between two checks whether the child works.
 _LOOK_S = 1.0
@@ -237,9 +237,6 @@ class SupervisedProcess:
             self._process.wait()
 
 
-# A node in its own process: started, awaited, and restarted on the same port.
-
-
 _NODE_STOP_S = 15.0
 
 
@@ -332,9 +329,6 @@ class NodeProcess:
 
     def wait(self) -> None:
         self._child.wait(_NODE_STOP_S)
-
-
-# A door in its own process: started, awaited, and restarted on the same port.
 
 
 _DOOR_STOP_S = 20.0
@@ -552,9 +546,6 @@ def _joined(nodes: Sequence[str]) -> str:
     """Join node URLs to one URL."""
     first, *others = nodes
     return ",".join([first, *(one.partition("://")[2] for one in others)])
-
-
-# A worker process of a replica: the user's handlers on its queue.
 
 
 REPLICA_VARIABLE = "TIDEGATE_REPLICA"

@@ -192,9 +192,6 @@ def _origin_form(head: RequestHead) -> None:
     head.target = rest if rest.startswith(b"/") else b"/" + rest
 
 
-# A response that the gateway makes itself instead of a server's.
-
-
 # Statuses of the server class that a client has caused itself: a method or version that is not
 # supported, and a request that has passed this gateway before.
 CLIENT_FAULTS = frozenset((501, 505, 508))

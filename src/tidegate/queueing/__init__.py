@@ -89,6 +89,3 @@ def state_diagram() -> str:
     for state, moves in TRANSITIONS.items():
         lines += [f"    {state.value} --> {to.value}: {event.value}" for event, to in moves.items()]
     return "\n".join([*lines, "    done --> [*]", "```"])
-
-
-# One queue in memory: order, leases, groups, delays and expiry. Pure: no clock, no I/O.

@@ -146,9 +146,6 @@ class PhaseMeters:
         self.total = Histogram()
 
 
-# Live meters of one HTTP server behind the gateway: counts, rates and response times.
-
-
 class ServerMeters:
     """The meters of one server, measured by the gateway."""
 

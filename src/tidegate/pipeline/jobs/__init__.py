@@ -90,9 +90,6 @@ def window_start(width_s: float, at: str = "at") -> Column:
     return F.timestamp_micros(at_us - F.pmod(at_us, F.lit(width_us)))
 
 
-# The type of a transform: a function from frame to frame. Jobs are chains of transforms.
-
-
 Transform: TypeAlias = Callable[[DataFrame], DataFrame]
 
 
