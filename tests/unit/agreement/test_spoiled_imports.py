@@ -118,7 +118,7 @@ HOSTED = 'name = "shop"\nhttp = "shop"\n[metrics.response_p95]\nbreach = "1s"\n'
         f'"\\u001b[31mname" = 1\n{HOSTED}',
     ],
 )
-def test_what_nobody_can_mean_is_a_short_complaint_and_steers_no_terminal(text: str) -> None:
+def test_nonsense_agreement_gives_a_short_error_without_escapes(text: str) -> None:
     with pytest.raises(AgreementInvalid) as caught:
         parse_agreement(text, "x.toml")
     said = str(caught.value)
