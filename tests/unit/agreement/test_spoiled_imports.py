@@ -176,7 +176,7 @@ def test_a_file_without_an_end_is_not_read_to_its_end(tmp_path: Path) -> None:
     assert read_agreement(file).name == "shop"
 
 
-def test_what_is_larger_than_any_agreement_is_not_read() -> None:
+def test_too_large_import_is_refused() -> None:
     with pytest.raises(AgreementInvalid, match="is larger than"):
         parse_tapas(b" " * 1_000_001, "x.xml")
     with pytest.raises(AgreementInvalid, match="is longer than"):

@@ -67,7 +67,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("own_policies_of_a_test", None)
 
 
-def test_it_chooses(here: Path) -> None:
+def test_own_policy_chooses_the_server(here: Path) -> None:
     servers = [Standin("a"), Standin("b")]
     policy = parse_balancing_policy("own_policies_of_a_test:Last", Random(1))
     assert [policy.choose(servers, "", "").name for _ in range(20)] == ["b"] * 20

@@ -161,7 +161,7 @@ async def test_a_door_that_nobody_heard_of_for_long_does_not_count_its_whole_lif
     assert reading(reader, doors, 12.0).answered_per_s == 30.0 + 20.0 + 40.0
 
 
-async def test_who_is_silent_for_long_counts_no_more() -> None:
+async def test_silent_door_is_left_out_after_a_while() -> None:
     reader = DoorReader()
     reader.read([sample(100.0, 0), sample(100.0, 0, door="b")], 0.0)
     reader.read([sample(101.0, 30), sample(101.0, 30, door="b")], 1.0)
@@ -199,7 +199,7 @@ def fed(
     return entries
 
 
-async def test_what_doors_report_is_judged_in_windows_with_evidence() -> None:
+async def test_monitor_judges_door_reports_in_windows() -> None:
     monitoring = ServiceMonitor(SHOP)
     [entry, *_] = fed(monitoring, 1.5, 0)
     assert entry.window.verdict is Verdict.BREACHED  # type: ignore[attr-defined]

@@ -53,7 +53,9 @@ def moved(
 
 @settings(max_examples=examples(30), deadline=None)
 @given(st.floats(-0.8, 0.9), st.floats(1.0, 100.0), st.floats(0.1, 10.0), st.integers(0, 1000))
-def test_it_is_the_textbook_recursion(a: float, b: float, noise: float, seed: int) -> None:
+def test_recursive_least_squares_equals_the_textbook_form(
+    a: float, b: float, noise: float, seed: int
+) -> None:
     observed = moved(LinearModel(a, b, 30.0), 120, noise, seed, rate=100.0)
     learner = RecursiveLeastSquares(PAPER, memory_samples=50.0, moved_min=0.0)
     for one in observed:
