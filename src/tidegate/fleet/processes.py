@@ -55,14 +55,14 @@ class StartPatience:
         self._used_s = 0.0
 
     def is_over(self, now: float, used_s: float | None) -> bool:
-        """Whether it need not be waited for any longer; `used_s`: None, it has ended."""
+        """Return whether to stop waiting for the process; `used_s` is None if it has ended."""
         if used_s is not None and used_s - self._used_s >= self.WORK_S:
             self._used_s, self._worked_at = used_s, now
         return now - self._worked_at >= self.IDLE_S or now - self._begun_at >= self.MOST_S
 
 
 def processor_s(pid: int) -> float | None:
-    """How much processor time a process has used; None: there is none of that pid."""
+    """Return the processor time that a process has used; None if no process has this pid."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -129,12 +129,12 @@ class SupervisedProcess:
 
     @property
     def is_unheard(self) -> bool:
-        """Whether it was started and its line has not been read yet."""
+        """Whether the child was started and its line has not been read yet."""
         return self._ready_fd is not None
 
     @property
     def has_spoken(self) -> bool:
-        """Whether its line can be read without waiting, or will not come."""
+        """Whether the child's line can be read without waiting, or will not come."""
         assert self._ready_fd is not None
         readable, _, _ = select.select([self._ready_fd], [], [], 0.0)
         return bool(readable)
@@ -195,7 +195,7 @@ class SupervisedProcess:
         return line
 
     def _speaks(self, ready: IO[bytes]) -> bool:
-        """Whether there is a word, or the end of the pipe; False: it does not get that far."""
+        """Wait for the child's line or the end of the pipe; return False if neither comes."""
         assert self._process is not None
         patience = StartPatience(time.monotonic())
         while True:

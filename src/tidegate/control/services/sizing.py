@@ -390,7 +390,7 @@ class ServiceAutoscaler:
         return self._decision(crew, seen, load)
 
     def _adapt(self, crew: InstanceSet, seen: ServiceSample, load: ServiceLoad) -> None:
-        """Adapt inside instances, then replace overloaded ones, then decide their number."""
+        """Change settings of instances, replace overloaded ones, and decide on their number."""
         asked = self._size.needed(load)
         is_pressed = seen.is_pressed(self.agreement.window_s) or (
             asked is not None and asked > self.wanted

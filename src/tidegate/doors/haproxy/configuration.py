@@ -217,7 +217,7 @@ def _probes(settings: DoorSettings) -> list[str]:
     return [
         f"    acl probe req.fhdr({PROBE_HEADER}),sha2(256),hex -m str {digest}",
         f"    http-request set-log-level {_PROBE_LEVEL} if probe",
-        # Count at the beginning of the request: its log line appears only at its end.
+        # Count a probe when it arrives: its line in the log appears only when it has ended.
         f"    http-request set-var({PROBES}) var({PROBES}),add(1) if probe",
     ]
 
