@@ -4,7 +4,7 @@
 
 The script starts a Spark that learns from a lake of five minutes and watches it. Java thereby loads
 the classes that learning and watching need, and writes them to the archive when it ends (see
-`class_archive`). If the archive already exists, the script does nothing.
+`ClassArchive`). If the archive already exists, the script does nothing.
 """
 
 from __future__ import annotations

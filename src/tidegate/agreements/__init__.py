@@ -8,7 +8,7 @@ A metric has a unit, and a direction in which it gets worse. The margin moves th
 
 The margin of a fraction applies to the part that may be missing, 1 − breach.
 
-A duration percentile is written `wait_p99`, `response_p50`, `service_p999` (99.9 %).
+A duration percentile is written as in `wait_p99`. The digits 999 mean 99.9 %.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def is_percentile(digits: str) -> bool:
 
 
 def percentile_name(stem: str, percentile: float) -> str:
-    """Return the name of a percentile metric: `wait_p999` for `wait` and 0.999."""
+    """Return the name of a percentile metric: `wait_p99` for `wait` and 0.99."""
     return f"{stem}_p{format(Decimal(repr(percentile)), 'f').removeprefix('0.').ljust(2, '0')}"
 
 

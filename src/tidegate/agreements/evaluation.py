@@ -527,8 +527,8 @@ def agreement_sample(
 ) -> AgreementSample:
     """Return one door's measurements of one interval as a sample.
 
-    `between` is a difference of counters (core.door_interval). The free memory of the sample is the
-    smallest of all instances; None entries are not measured.
+    `between` is a difference of counters (`core.services.sample_delta`). The free memory of the
+    sample is the smallest of all instances; None entries are not measured.
     """
     server_errors = sum(one.server_errors for one in between.instances)
     known = [one for one in free_memory_bytes if one is not None]

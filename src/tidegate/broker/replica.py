@@ -2,8 +2,8 @@
 
 Theory of operation
 
-The parts of a replica share a `ReplicaContext`, which holds the queue in memory (`queueing.Queue`),
-the epoch of the claim, limits and meters.
+The parts of a replica share a `ReplicaContext`, which holds the queue in memory
+(`queueing.queue.Queue`), the epoch of the claim, limits and meters.
 
     Intake -> commit -> Dispatch -> Settling -> commit -> done
                  |         ^

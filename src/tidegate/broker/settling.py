@@ -264,7 +264,7 @@ def retry_wait_s(policy: QueuePolicy, failed: int) -> float:
 
         wait = min(first * factor ** (failed - 1), max)
 
-    Less a random part of up to `jitter` of it.
+    Less a random part of up to `retry_jitter` of it.
     """
     # Limited, since a thousand failures would overflow a float.
     steps = min(failed - 1, 1000)

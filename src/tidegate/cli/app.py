@@ -1,7 +1,7 @@
 """The application with all command groups; each group is one module.
 
 This module is imported for help and for unknown commands. A known command imports only its own
-module (`command_groups`). Command modules delay heavy imports until a command runs.
+module (`COMMANDS`). Command modules delay heavy imports until a command runs.
 """
 
 from __future__ import annotations

@@ -290,9 +290,6 @@ def make_door(
     return GatewayDoor(settings)
 
 
-# The telemetry of a door process: /metrics on a second port, and rows in the lake.
-
-
 class DoorTelemetry:
     """Receives the samples of one door, and serves and records them."""
 

@@ -96,9 +96,6 @@ def flatten_options(*left_out: str) -> Callable[[Command], Command]:
     return spread_out
 
 
-# Options for the settings file and for metrics, shared by several commands.
-
-
 ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", help="Settings file in TOML. [default: tidegate.toml, if it exists]"),
@@ -246,9 +243,6 @@ def size_option(says: str) -> Any:
 def duration_option(says: str, parser: Callable[[str], float] = duration_s) -> Any:
     """Return an option for a duration; its help text must name the default itself."""
     return typer.Option(parser=parser, metavar="DURATION", show_default=False, help=says)
-
-
-# Options that set how a queue scales, shared by several commands.
 
 
 PolicyOption = Annotated[

@@ -581,9 +581,6 @@ def _is_found(module: str) -> bool:
     return spec is not None
 
 
-# The command `queue set`: change the policy and the scaling of a queue while the cluster runs.
-
-
 @flatten_options()
 def set_queue(
     queue: QueueArgument,

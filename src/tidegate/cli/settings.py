@@ -257,9 +257,6 @@ def _joined(sources: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(sources))
 
 
-# All sections of the settings.
-
-
 # The table [queues] has one section for each queue.
 QUEUES = "queues"
 

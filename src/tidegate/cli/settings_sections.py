@@ -161,9 +161,6 @@ def alerts_problems(alerts: dict[str, Any]) -> list[str]:
     return []
 
 
-# The section [console].
-
-
 # Larger than METRICS_PORT_OFFSET plus the consecutive ports that `up` uses, so that ranges are
 # disjoint.
 CONSOLE_PORT_OFFSET = 1500
@@ -266,17 +263,11 @@ def _missing(fleet: dict[str, Any], written: Collection[str]) -> Iterator[str]:
             )
 
 
-# The section [log].
-
-
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The level and the format of the log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
-
-
-# The section [metrics].
 
 
 # Larger than the number of consecutive ports that `up` uses for nodes, so that the ranges are
@@ -294,9 +285,6 @@ class MetricsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, Meta(ge=0, le=65535)] | None = None
     # The number of queues with metrics of their own. The node reports how many it leaves out.
     queues_max: Annotated[int, Meta(ge=1, le=100_000)] = 500
-
-
-# The section [node].
 
 
 _KIB = 1024
@@ -345,9 +333,6 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     settle_linger_s: Annotated[Duration, Meta(ge=0.0, le=1.0)] = msgspec.field(
         default=0.05, name="settle_linger"
     )
-
-
-# The section [pipeline].
 
 
 class PipelineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -429,9 +414,6 @@ def store_problems(store: dict[str, Any]) -> list[str]:
     if store.get("url") and store.get("urls"):
         return ["store.url and store.urls are both set: use one of them"]
     return []
-
-
-# The section [telemetry].
 
 
 class TelemetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

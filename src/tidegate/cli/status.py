@@ -234,7 +234,7 @@ def status_tables(cluster: ClusterStats) -> list[TableParts]:
 
 
 def status_screen(cluster: ClusterStats, width: int) -> RenderableType:
-    """Return the tables below each other, for a live view."""
+    """Return the tables of the status, one below the other, for a live view."""
     parts = status_tables(cluster)
     return Group(
         *(terminal_table(columns, rows, title, width=width) for title, columns, rows in parts)

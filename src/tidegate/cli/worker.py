@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from tidegate.client.handler import Prefetch
     from tidegate.client.prefetch import PrefetchStep
 
+log = logging.getLogger(__name__)
+
 
 _STEERED = "A prefetch that sets itself"
 _DEFAULT_NAME = "app"
@@ -215,9 +217,6 @@ def load_app(target: str) -> App:
     )
 
 
-# The recording of a worker's prefetch decisions.
-
-
 @contextlib.contextmanager
 def recorded(app: App, folder: Path | None) -> Iterator[None]:
     """Record each prefetch step in this context to the lake in `folder`; None records nothing."""
@@ -259,8 +258,6 @@ def recorded(app: App, folder: Path | None) -> Iterator[None]:
 # by itself is restarted at the next change, which probably mends it. The watch compares
 # modification times twice a second, which takes a millisecond for a thousand files.
 
-
-log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
 # The time a child needs to stop in addition to its drain, for hooks and disconnecting.

@@ -59,7 +59,7 @@ from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
 #         with timer(message.queue):
 #             return await call_next()
 #
-# Code before `call_next` runs before the function, and code after it runs afterwards. `try` sees
+# Code before that `await` runs before the function, and code after it runs afterwards. `try` sees
 # exceptions, and `with` keeps a span or a database session open during the call. The first
 # middleware declared is the outermost. The message is acknowledged after the outermost one returns.
 

@@ -536,7 +536,10 @@ def _plain(value: Any) -> Any:
 
 
 def payload_decoder(wanted: Any) -> Decode:
-    """Return a function that decodes payloads to a type; `InvalidValue` if impossible."""
+    """Return a function that decodes payloads to a type.
+
+    Raise `InvalidValue` if JSON has no form for this type.
+    """
     if wanted is bytes:
         return bytes
     if wanted is str:

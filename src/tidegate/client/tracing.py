@@ -1,7 +1,7 @@
 """OpenTelemetry spans of puts and handlers.
 
     put      →  span "publish orders", whose context goes into the message's headers (W3C:
-                `traceparent`, `tracestate`); it ends with the confirmation
+                traceparent, tracestate); it ends with the confirmation
     handler  →  span "process orders", child of the put's span, and linked to it
 
 Without a tracer provider, nothing is imported and a put costs no extra instruction. The application

@@ -57,6 +57,8 @@ from tidegate.core.topology import (
     with_scaling_keys,
 )
 
+log = logging.getLogger(__name__)
+
 MESSAGES_SHOWN = 50
 MESSAGES_MAX = 500
 # Maximum number of messages that one request searches for a text.
@@ -260,9 +262,6 @@ async def purge(request: AnyRequest, name: FromPath[str]) -> Purged:
     return Purged(count)
 
 
-# Endpoints for overrides of a queue's prefetch, replicas and shares.
-
-
 # Prefetch
 
 
@@ -452,9 +451,6 @@ def _check_replicas(topology: Topology, changes: dict[str, Any]) -> None:
         raise not_now(f"none of these replicas is there: say shares of {numbers}")
 
 
-# Overrides of HTTP applications: instances, bounds and concurrency.
-
-
 @put(
     "/services/{kind:str}/{name:str}/by-hand",
     status_code=204,
@@ -595,8 +591,6 @@ def not_now(detail: str) -> RequestRefused:
 # serializes writes, and each console reads the entries of the others. Without a folder, or if the
 # file is unreadable, entries are kept in memory only.
 
-
-log = logging.getLogger(__name__)
 
 AUDIT_ENTRIES_MAX = 10_000
 _FILE = "deeds.jsonl"

@@ -66,6 +66,8 @@ from tidegate.console.snapshot import ConsoleStore
 from tidegate.console.watch import Connect
 from tidegate.core.errors import TidegateError, Unavailable
 
+log = logging.getLogger(__name__)
+
 BODY_BYTES_MAX = 1024 * 1024
 # Seconds between two removals of unused user connections.
 _TIDY_S = 30.0
@@ -157,8 +159,6 @@ async def _tidy(sessions: LoginSessions) -> None:
 
 # The console's HTTP server.
 
-
-log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 500
 # Seconds for a client to send all headers of a request, after connecting or after the last

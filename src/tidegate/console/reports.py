@@ -40,10 +40,10 @@ async def models(request: AnyRequest) -> list[ModelView]:
 
 
 def _queue_of(model: ModelView) -> str:
-    """Return the queue of a model's subject.
+    """Return the queue that a model describes.
 
-    The subject is a queue, whose name may contain slashes; of a prefetch model it is
-    `queue/client`.
+    The subject of a model is the name of a queue. A prefetch model also names the client, after a
+    slash. The queue's name may contain slashes too.
     """
     if model.kind == "prefetch":
         # Split as the prefetch loop does; without a client the subject is the queue.

@@ -21,6 +21,8 @@ from tidegate.core.errors import TidegateError
 from tidegate.core.store import Store
 from tidegate.telemetry.recorder import Recorder
 
+log = logging.getLogger(__name__)
+
 # Seconds after which a continuing decision is recorded again.
 _AGAIN_S = 60.0
 # Characters kept of a problem that is over.
@@ -136,8 +138,6 @@ def action_label(action: AnyAction) -> str:
 # a reached limit, other gains, a new ceiling. The same change of the same queue is recorded once a
 # minute at most. While the store is unavailable changes are dropped.
 
-
-log = logging.getLogger(__name__)
 
 _PREFETCH_AGAIN_S = 60.0
 # Decisions that wait for the store; more at once would not be read.

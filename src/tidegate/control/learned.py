@@ -182,7 +182,7 @@ def _model(subject: str, learned: StoredModel) -> PrefetchModel | None:
 # An agreement with its learned warnings (`tidegate learn`, job `warnings`).
 #
 # The model says how fast each promise got worse and how long remedies took. The position of the
-# warning is computed from it for the agreement as it is now (agreement.learned_warnings), because
+# warning is computed from it for the agreement as it is now (agreements.evaluation), because
 # the agreement may have changed since. Without a model the default margin stays.
 
 

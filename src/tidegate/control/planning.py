@@ -8,9 +8,9 @@ call it before anything starts, and slot claims call it to see what a service is
 
     replicas   ceil(load / (busy · capacity of one)), within the agreement's bounds
     busy       the utilisation that the loops plan for: of a queue from its promised waits
-               (laws.wait_sizing), of an HTTP service with reserve for bursts (laws.http_sizing)
+               (laws.scaling.wait), of an HTTP service with reserve for bursts (laws.http.sizing)
     machines   ceil(replicas / slots), and warm machines in addition
-    warm       NPP = ceil(sla_delta · boot_s / machine_capacity)                laws.warm_pool
+    warm       NPP = ceil(sla_delta · boot_s / machine_capacity)                laws.placement
 
 An unknown figure is reported and not guessed. Without a capacity the plan is the minimum of
 replicas, and says that this may not suffice.
@@ -561,9 +561,6 @@ def _promised(agreement: Agreement) -> list[tuple[Metric, float]]:
         for metric in agreement.metrics
         if metric.stem == "response" and metric.percentile is not None
     ]
-
-
-# The slots available to a service or queue, and a text that says where they come from.
 
 
 @dataclass(frozen=True)

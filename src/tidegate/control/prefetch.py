@@ -13,7 +13,7 @@ The loop runs on the node's event loop and never blocks it for long. It has thre
     step     once per sample    sense, one step of the control law, record a row
 
 A level of 7.3 means 7 or 8 alternately, so that the average is 7.3. `ControlledConsumer` holds the
-state of one consumer, and `laws.prefetch_steering` decides.
+state of one consumer, and `laws.prefetch.controller` decides.
 
 Many consumers share a tick without delaying messages:
 

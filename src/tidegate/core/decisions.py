@@ -44,12 +44,12 @@ class ReplicaSample(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_attended(self) -> bool:
-        """Whether any client consumes from it."""
+        """Whether any client consumes from the replica."""
         return bool(self.consumers or self.waiting_consumers or self.consumed_per_s > 0.0)
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no messages and no clients."""
+        """Whether the replica has no messages and no clients."""
         return not (self.waiting or self.unacknowledged or self.producers or self.consumers)
 
 
@@ -289,7 +289,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_worth_keeping(self) -> bool:
-        """Whether it contains an action other than the regular change of shares."""
+        """Whether the decision has an action besides the regular change of shares."""
         return any(not isinstance(action, SetShares) for action in self.actions)
 
 

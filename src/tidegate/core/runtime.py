@@ -205,9 +205,6 @@ def _last_line(failure: BaseException) -> str:
     return lines[-1].strip()[:_REASON_MAX]
 
 
-# Limits of a node on memory, connections, message size and time.
-
-
 MIB = 1024 * 1024
 
 

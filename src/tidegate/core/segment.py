@@ -251,9 +251,6 @@ def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-# The memory for messages in a node: its limit and its use.
-
-
 class Budget:
     """Counters with a limit; queues update them, and the node checks them."""
 

@@ -148,9 +148,6 @@ def redacted_value(value: Any) -> str:
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
 
 
-# Foreign texts made safe to show, so that names and errors cannot control a terminal or page.
-
-
 # Control characters, line separators, characters that change the writing direction, lone surrogates
 # and noncharacters.
 _STEERING = re.compile(
@@ -161,9 +158,6 @@ _STEERING = re.compile(
 def escape_control_characters(text: str) -> str:
     """Return the text with all characters that control a terminal or page replaced by escapes."""
     return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-
-
-# Removal of passwords from texts: one rule for log lines, errors and lock files.
 
 
 # Match up to the last @ before a slash or space, since a password may contain an unescaped @.

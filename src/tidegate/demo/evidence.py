@@ -299,9 +299,6 @@ def _of_machines(before: DemoSnapshot, now: DemoSnapshot) -> Iterator[str]:
                 yield f"machine {machine.machine_id} is not needed, and halts"
 
 
-# The result of a run of the scenario.
-
-
 @dataclass
 class DemoResult:
     """The result, filled in step by step; an empty text means that the step had no effect."""
@@ -645,9 +642,6 @@ async def agreement_totals(store_urls: Sequence[str]) -> AgreementTotals | None:
                 return AgreementTotals(datetime.fromtimestamp(end_s, UTC), rows)
             await asyncio.sleep(_TOTALS_POLL_S)
     return None
-
-
-# Reading the stored messages with SQL, without a node.
 
 
 def stored_messages(url: str) -> list[MessageKey]:

@@ -516,7 +516,7 @@ def check(
 
 # The waiting times that clients recorded, judged against an agreement window by window.
 #
-#     history → a wait from the confirmation of a put to the first delivery → agreement.windows
+#     history → a wait from the confirmation of a put to the first delivery → agreements.evaluation
 #
 # Nodes measure waits themselves, and the leader judges its agreements by those. This module applies
 # the same rules to the clients' records, so that an error in the nodes' meters is found. A

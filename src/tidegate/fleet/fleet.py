@@ -565,9 +565,6 @@ class Fleet:
         )
 
 
-# Which slots of machines are in use, by replicas and by instances.
-
-
 class Occupancy:
     """The number of used slots of each machine, by its id."""
 

@@ -23,9 +23,6 @@ from tidegate.core.errors import TidegateError
 MACHINE_VARIABLE = "TIDEGATE_MACHINE"
 
 
-# The pipe through which a child announces once that it serves, or why it does not.
-
-
 READY_VARIABLE = "TIDEGATE_READY_FD"
 
 
@@ -226,9 +223,6 @@ class ProcessTree:
             yield handle if self._is_marked(pid) else None
         finally:
             os.close(handle)
-
-
-# Exponential backoff: each wait is twice as long as the one before, up to a maximum.
 
 
 class Backoff:

@@ -107,7 +107,7 @@ class StartPatience:
 
 
 def processor_s(pid: int) -> float | None:
-    """Return the processor time that a process has used; None if there is no such process."""
+    """Return the processor time that a process has used; None if no process has this pid."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

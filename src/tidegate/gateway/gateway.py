@@ -370,9 +370,6 @@ class Gateway:
             self._servers.measure(now)
 
 
-# The state that all connections of one gateway share: limits, servers, sessions, clients.
-
-
 # Resolution, in seconds, of the waiting times of unanswered requests; shorter waits are not shown.
 _WAITED_STEP_S = 0.25
 
@@ -616,9 +613,6 @@ class GatewayState:
 
     def failed(self, server: Server, why: str) -> None:
         self.servers.failed(server, why)
-
-
-# The limits of a gateway: everything that a client or server could make grow has one.
 
 
 _MAY_BE_0 = frozenset(

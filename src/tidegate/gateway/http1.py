@@ -48,7 +48,7 @@ HOP_BY_HOP = frozenset(
 )
 _PROBE = PROBE_HEADER.lower().encode()
 _SPECIAL = HOP_BY_HOP | {b"host", b"content-length", b"cookie", b"loadbalanced", b"expect", _PROBE}
-# CGI-like applications cannot tell `Content_Length` from the real field.
+# CGI-like applications cannot tell `Content_Length:` from the real field.
 _FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]+)(?::[0-9]{1,5})?")
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([^#]*)", re.IGNORECASE)
@@ -80,7 +80,7 @@ class RequestHead:
     cookies: list[bytes] = field(default_factory=list)
     # Names of the gateways that the request has passed.
     balanced_by: bytes = b""
-    # The mark of the leader's probe (core.probe_mark); not forwarded.
+    # The mark of the leader's probe (`DoorSettings.probe_mark`); not forwarded.
     probe_mark: bytes = b""
 
     @property
@@ -190,9 +190,6 @@ def _origin_form(head: RequestHead) -> None:
     head.host = absolute[1]
     rest = absolute[2] or b"/"
     head.target = rest if rest.startswith(b"/") else b"/" + rest
-
-
-# A response that the gateway makes itself instead of a server's.
 
 
 # Statuses of the server class that a client has caused itself: a method or version that is not

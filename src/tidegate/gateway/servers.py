@@ -323,9 +323,6 @@ def checked_addresses(given: Iterable[ServerAddress]) -> list[ServerAddress]:
     return found
 
 
-# A connection to a server: one request at a time, and kept for the next one.
-
-
 class ServerConnection(asyncio.Protocol):
     """Passes the response of one server to the `ProxiedRequest` that waits for it."""
 

@@ -9,10 +9,10 @@ The connector uses the Python data source API of Spark 4. Spark creates a `Queue
 options of the call and asks it for a reader or writer. Readers and writers are pickled: part of
 them runs on the driver, part in tasks on the workers. Each task opens a connection of its own.
 
-- `spark.read` browses the waiting messages and leaves them in the queue (`batch_reader`).
-- `readStream` names the messages of each batch by their ids (`stream_reader`). A batch is browsed,
-  as often as Spark asks for it, and acknowledged when Spark has recorded it as finished. Each
-  message is therefore in exactly one finished batch, even if the process is killed.
+- `spark.read` browses the waiting messages and leaves them in the queue (`QueueReader`).
+- `readStream` names the messages of each batch by their ids (`QueueStreamReader`). A batch is
+  browsed as often as Spark asks for it, and acknowledged when Spark has recorded it as finished.
+  Each message is therefore in exactly one finished batch, even if the process is killed.
 - `write` and `writeStream` give each row a dedup id (`identity`). If Spark writes a row again, the
   node recognizes the id and stores the message once.
 

@@ -366,9 +366,6 @@ def subtract_ranges(ranges: list[IdRange], ids: list[int]) -> list[IdRange]:
     return left
 
 
-# A limit of messages per second on average, as a token bucket.
-
-
 # Unused credit is kept for at most this long.
 SAVED_S_MAX = 10.0
 # After a wait, allow messages for at least this long, so that chunks do not become tiny.

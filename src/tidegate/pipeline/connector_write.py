@@ -255,9 +255,6 @@ def _key(column: str, value: Any) -> str:
     return str(value)
 
 
-# Repartitioning for large writes without a key column.
-
-
 def prepared(frame: DataFrame, partitions: int | None = None) -> DataFrame:
     """Return the rows with equal rows in one partition, so that the task can number them.
 

@@ -14,9 +14,9 @@ what cannot be used and counts it by reason. No step fails because of a bad file
    reads the footer of each. It drops files that are damaged, of another kind or version, copies, or
    replaced by a compacted file. It needs no Spark.
 2. `read_lake` works on rows. It drops rows that cannot be true, for example with a negative count
-   or a time in the future, and counts them by reason (`vetting`). Up to two million rows, Arrow
-   counts them before Spark reads anything (`small_vetting`): Spark would take longer to prepare.
-   Both use the same rules in the same order.
+   or a time in the future, and counts them by reason (`count_rejected`). Up to two million rows,
+   Arrow counts them before Spark reads anything (`count_rejected_small`): Spark would take longer
+   to prepare. Both use the same rules in the same order.
 
 If a kind has no bad row, `read_lake` filters its frame by time only. Spark then reads only the
 columns that a job uses.
@@ -401,7 +401,7 @@ def _plain_type(arrow_type: pa.DataType) -> pa.DataType:
 # A row is left out if a value is missing, infinite, not a number or negative, or if a sample covers
 # no time. A row is also left out if its time is in the future or far from the hour of its folder.
 # One Spark job checks the rows of all kinds and counts them by reason. Small lakes are checked
-# without Spark, by the same rules (`pipeline.small_vetting`). Most kinds have no such row; their
+# without Spark, by the same rules (`count_rejected_small`). Most kinds have no such row; their
 # frames are then read without these checks, so that Spark skips the columns that no job needs.
 
 
@@ -529,7 +529,7 @@ def _any_column(conditions: Iterable[Column]) -> Column:
     return reduce(operator.or_, conditions)
 
 
-# The rules of `pipeline.vetting` in Arrow, for lakes of up to two million rows.
+# The rules of `row_fault` in Arrow, for lakes of up to two million rows.
 #
 # Spark takes seconds to compile the rules; Arrow applies them to a million rows in one second. Both
 # give the same reasons, check them in the same order, and share their tests.

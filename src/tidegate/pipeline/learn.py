@@ -291,9 +291,6 @@ def _nothing_there(
     )
 
 
-# The jobs of `tidegate learn`, in the order in which they run.
-
-
 JOBS: tuple[Job, ...] = (
     agreements.COMPLIANCE_JOB,
     queues.LIFECYCLE_JOB,

@@ -409,7 +409,7 @@ def _promise(metric: Metric, value: Column, within: Column, verdict: Column) -> 
     )
 
 
-# Samples of queues and doors, converted to the columns of `agreement.windows.AgreementSample`.
+# Samples of queues and doors, converted to the columns of `agreements.evaluation.AgreementSample`.
 #
 #     column               of a queue               of an HTTP service
 #     accepted             put                      answered − server errors

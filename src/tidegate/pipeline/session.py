@@ -18,7 +18,7 @@ reverse order: stop the session, stop the context, end the gateway, remove the f
 raises `KeyboardInterrupt` in the block and takes the same path.
 
 Configuration. `defaults` suits a machine with two cores and little memory. Every property in
-`SparkOptions.properties` takes precedence over it. If a class archive exists (see `class_archive`),
+`SparkOptions.properties` takes precedence over it. If a class archive exists (see `ClassArchive`),
 Java maps the archive and starts faster.
 
 Output. Spark writes its log to a file in the temporary folder. If the gateway does not start, the

@@ -14,7 +14,7 @@ function that turns the rows of complete windows into tables. The data of a quer
 2. `streams.whole_windows` gathers rows until the watermark passes the end of their window.
 3. `StreamingWatch._take` runs once per batch. It removes copies and rows that cannot be true, calls
    the query's function, and stores the tables.
-4. `batches.QueryResults` stores the tables of a batch and the query's state with one rename.
+4. `QueryResults` stores the tables of a batch and the query's state with one rename.
 
 Exactly once. Spark may run a batch again after a kill. Three rules make the result the same:
 
@@ -566,9 +566,10 @@ def rows_of(windows: DataFrame, kind: str) -> DataFrame:
 # Anomalies of rates and phases, window by window.
 #
 # Rates come from samples of queues, phases from sampled requests. Spark sums them by window. The
-# few values that remain per subject and window are judged in the order of time by `laws.anomaly`.
-# Only changes are reported, each with the expected value: an anomaly begins, it ends, or the new
-# value has become normal. A report per window would hide the important ones.
+# few values that remain per subject and window are judged in the order of time by
+# `laws.forecasting.judge_window`. Only changes are reported, each with the expected value: an
+# anomaly begins, it ends, or the new value has become normal. A report per window would hide the
+# important ones.
 
 
 WINDOW_S = 60.0
@@ -728,7 +729,7 @@ def _time(at_s: float) -> datetime:
 #
 # The input is a verdict per agreement and window. The output is a row for each: the counts of the
 # hour that ends with the window, the burn rate, the alarm, and the remaining budget. The arithmetic
-# is that of `agreement.history`, which the control loops and the simulation use too.
+# is that of `agreements.ledger`, which the control loops and the simulation use too.
 
 
 SERVICE_LEVEL_SCHEMA = pa.schema(

@@ -387,7 +387,7 @@ class Prove(Request):
 
 
 class ActFor(Request):
-    """Sent between nodes: the user of the following requests; none for a client without login."""
+    """Sent between nodes: the user of the following requests; None for a client without login."""
 
     method = 0x1D
     answer = Success

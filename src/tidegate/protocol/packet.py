@@ -78,9 +78,6 @@ class Error(Answer):
     text: str
 
 
-# The format in which messages travel to a client: runs of consecutive messages.
-
-
 class Run(msgspec.Struct, array_like=True):
     """Consecutive messages of one segment; a column with one element applies to all.
 

@@ -140,6 +140,3 @@ class ClientLogin:
             raise NotAuthenticated(
                 "this node does not know the user's keys: is it the node that it claims to be?"
             ) from None
-
-
-# Users, roles, permissions and SCRAM.

@@ -115,9 +115,6 @@ class DelayedMessages:
         return [span for _, span in both], in_store
 
 
-# Messages by the time at which they are due.
-
-
 NEVER = float("inf")
 
 

@@ -330,9 +330,6 @@ class Queue:
         return dropped, sum(map(len, dropped)) + in_store + self.spilled.clear()
 
 
-# Access to the messages in memory by their ids, whether ready or waiting for their group.
-
-
 # Spans that one call examines before the event loop runs; some milliseconds.
 _SPANS_PER_TURN = 5000
 
@@ -455,9 +452,6 @@ class MessagesById:
             self._group_gate.remove(receiver, span)
 
 
-# What the segments of a queue in memory cost.
-
-
 class InMemorySegments:
     """Counts the memory of one queue's open segments, which is part of the node's budget."""
 
@@ -490,9 +484,6 @@ class InMemorySegments:
         self._budget.used_bytes -= self.cost_bytes
         self.cost_bytes = 0
         self.has_homed = False
-
-
-# Expiry of messages, by their own time to live or by the policy of their queue.
 
 
 class ExpiryTracker:
@@ -538,9 +529,6 @@ class ExpiryTracker:
             else:
                 ranges.append((offset, offset + 1))
         return ranges
-
-
-# Selection of messages by sender or context.
 
 
 # A message by its rank, and its position: lane, span and offset.

@@ -141,7 +141,7 @@ class Span:
         return max(self.low, first_id - starts), min(self.high, last_id + 1 - starts)
 
     def cut_out(self, low: int, high: int) -> tuple[Span | None, Span, Span | None]:
-        """Return the parts before, inside and behind offsets `low` to `high - 1`; None: empty."""
+        """Return the parts before, at and after the offsets `low` to `high - 1`; None if empty."""
         before = Span(self.segment, self.low, low, self.state) if low > self.low else None
         behind = Span(self.segment, high, self.high, self.state) if high < self.high else None
         return before, Span(self.segment, low, high, self.state), behind

@@ -201,7 +201,7 @@ class _Run:
 
     @property
     def _want(self) -> SlotRequest:
-        """What the queue requests from the fleet."""
+        """Return the slots that the queue requests from the fleet."""
         guess = None if self._judged is None else self._judged.capacity_per_s
         return SlotRequest.of(QUEUE, self._autoscaler.scaling, self._plant.wanted_slots, guess)
 

@@ -33,6 +33,8 @@ import msgspec
 from tidegate.core.errors import TidegateError
 from tidegate.core.text import redact_secrets
 
+log = logging.getLogger(__name__)
+
 STOP_FAST_S_MAX = 15.0
 STOP_IMMEDIATE_S_MAX = 5.0
 PR_SET_PDEATHSIG = 1
@@ -131,8 +133,6 @@ def end_process(pid: int, wait: Callable[[float | None], bool]) -> None:
 
 # Finds the PostgreSQL processes that work in a data folder, and stops leftover ones.
 
-
-log = logging.getLogger(__name__)
 
 # Longer than any shutdown takes.
 GONE_S_MAX = 120.0
@@ -286,9 +286,6 @@ def _own_account() -> pwd.struct_passwd:
             f"PostgreSQL does not run as root, and its account {ACCOUNT_NAME!r} could not be made "
             f"({detail}). Make one with useradd, or run as another user."
         ) from error
-
-
-# The error of the embedded PostgreSQL.
 
 
 class EmbeddedPostgresFailed(TidegateError):

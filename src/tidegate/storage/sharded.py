@@ -49,6 +49,8 @@ from tidegate.storage.postgres.messages import Committed
 from tidegate.storage.postgres.store import PostgresStore
 from tidegate.storage.sharded_moves import finish_moves, move_segments
 
+log = logging.getLogger(__name__)
+
 # Logical queues with replicas in several stores.
 #
 # The catalogue has the list of replicas. The owner and the messages of a replica are in its own
@@ -180,9 +182,6 @@ def _at(place: ReplicaInfo, addresses: dict[int, str]) -> ReplicaInfo:
 #
 # A node is a member of a shard under its member id of the catalogue, and has a separate lease
 # there. If the shard does not answer, only its own queues are affected.
-
-
-log = logging.getLogger(__name__)
 
 
 class Shard(PostgresStore):

@@ -83,7 +83,7 @@ class LakeFile:
 
     @property
     def is_whole_hour(self) -> bool:
-        """Whether it is a compacted file, which may replace others."""
+        """Whether the file is a compacted one, which may replace others."""
         return f"~{_WHOLE}~" in self.name
 
     @property

@@ -164,9 +164,6 @@ class NodeMeters:
         self.committed_messages += messages
 
 
-# Live meters of one HTTP server behind the gateway: counts, rates and response times.
-
-
 class ServerMeters:
     """The meters of one server, measured by the gateway."""
 

@@ -420,9 +420,9 @@ def _phases_us(cuts: Cuts) -> Row:
 #     sampler.take(await door.sample(), instances, 100)      each second
 #     sampler.requests                                       where the door adds single requests
 #
-# Differences of consecutive totals give the counts of an interval (core.door_interval). The length
-# of the interval comes from the monotonic clock, because the wall clock may jump. The recorder
-# never waits. If it drops rows, the door's next row reports how many.
+# Differences of consecutive totals give the counts of an interval (`core.services.sample_delta`).
+# The length of the interval comes from the monotonic clock, because the wall clock may jump. The
+# recorder never waits. If it drops rows, the door's next row reports how many.
 
 
 KIND = "http_samples"

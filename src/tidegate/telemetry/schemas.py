@@ -7,7 +7,7 @@ new version.
 Counts in samples belong to one interval and are not totals. Sums therefore stay correct across
 restarts, and an interval that was not recorded is missing instead of being added to the next one.
 
-Durations are sparse histograms with the buckets of `telemetry.histogram`. Counts of buckets can be
+Durations are sparse histograms with the buckets of `telemetry.meters`. Counts of buckets can be
 added over seconds, replicas and nodes, while percentiles cannot.
 """
 

@@ -96,9 +96,6 @@ class TuningGoal:
         )
 
 
-# The origin of a model, for people who find its file later.
-
-
 class ExperimentOrigin(NamedTuple):
     """The origin of one experiment."""
 
@@ -124,6 +121,3 @@ def sweep_prefetches(low: int, high: int) -> list[int]:
 def sweep_samples(low: int, high: int) -> int:
     """Return the approximate number of samples of a sweep."""
     return 2 * len(sweep_prefetches(low, high))
-
-
-# Tuning experiments: step the prefetch of one consumer, fit a model, and design gains.

@@ -611,9 +611,6 @@ class ExperimentSampler:
         )
 
 
-# The error of an experiment that ends without a design.
-
-
 class TuningRefused(TidegateError):
     """The measurements do not allow a design. The text says why and what to do."""
 

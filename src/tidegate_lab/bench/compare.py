@@ -291,9 +291,6 @@ def _ours_s() -> float:
     return used_s
 
 
-# The peak memory of this process and its children together.
-
-
 LOOK_EVERY_S = 0.1
 SETTLED_S = 1.0
 

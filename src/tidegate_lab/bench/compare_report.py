@@ -48,7 +48,7 @@ class Bar(msgspec.Struct, frozen=True):
 
     @property
     def met(self) -> bool | None:
-        """Whether the bar is met, and not by chance; None if it was not measured."""
+        """Whether the measurement meets the bar, and not by chance; None without a measurement."""
         if self.figure is None or self.limit is None:
             return None
         holds = self.figure <= self.limit if self.at_most else self.figure >= self.limit

@@ -51,7 +51,7 @@ class Deployment:
 
     @property
     def url(self) -> str:
-        """All nodes in one URL."""
+        """The URL that lists all nodes."""
         return joined_url(self.addresses)
 
     @property

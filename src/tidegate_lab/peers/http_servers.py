@@ -211,7 +211,7 @@ def nginx_server(
 # proxy.py, the best-known reverse proxy in Python, as the peer of the embedded gateway.
 #
 # proxy.py is a program that is installed, configured with routes, and run. The alternatives are
-# less suitable. mitmproxy is a large tool to debug traffic. Twisted's `ReverseProxyResource` is a
+# less suitable. mitmproxy is a large tool to debug traffic. Twisted's ReverseProxyResource is a
 # component. Proxies on httpx or aiohttp are code that this benchmark would have to contain.
 #
 # It runs with one acceptor and one worker, to have one core like every other door. It uses

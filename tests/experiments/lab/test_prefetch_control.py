@@ -63,7 +63,7 @@ def test_a_node_hoards_nothing_for_a_handler_that_cannot_keep_up_and_is_soon_bac
     assert back_after_s(rates, 400.0, goal.sample_s, 0.05) <= 0.5 * goal.settle_s
 
 
-def test_what_takes_a_quarter_of_an_hour_is_run_when_it_is_named() -> None:
+def test_long_experiment_runs_only_when_named() -> None:
     assert "fig6" not in PrefetchOptions().experiments()
     assert PrefetchOptions(only=["fig6"]).experiments() == ["fig6"]
 

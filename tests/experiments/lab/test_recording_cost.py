@@ -9,7 +9,7 @@ from rich.console import Console
 from tidegate_lab.bench.queue import RecordingOptions, render_recording, run_recording
 
 
-def test_it_measures_two_real_nodes_in_turn() -> None:
+def test_recording_cost_measures_two_real_nodes_in_turn() -> None:
     said: list[str] = []
     report = run_recording(RecordingOptions.quick(), said.append)
 

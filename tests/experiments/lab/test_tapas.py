@@ -23,7 +23,7 @@ from tidegate_lab.papers.tapas.shops import (
 from tidegate_lab.papers.tapas.skew import skew_section
 
 
-def test_what_doors_cost_is_measured_in_turn_and_in_pairs(tmp_path: Path) -> None:
+def test_door_cost_is_measured_in_turn_and_in_pairs(tmp_path: Path) -> None:
     plan = OverheadPlan(
         clients=(3,),
         instances=(1,),

@@ -70,7 +70,7 @@ async def test_a_certificate_of_another_host_is_refused(
             pass
 
 
-async def test_who_does_not_speak_tls_as_the_node_does_is_told_so(
+async def test_connection_without_the_nodes_tls_setting_is_refused(
     start_node: StartNode, ours: NodeTls, ca: Certificate
 ) -> None:
     node = await start_node(tls=ours)
@@ -86,7 +86,7 @@ async def test_who_does_not_speak_tls_as_the_node_does_is_told_so(
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
-async def test_nothing_below_tls_1_2_is_spoken(
+async def test_tls_below_1_2_is_refused(
     start_node: StartNode, ours: NodeTls, ca: Certificate
 ) -> None:
     assert ours.accepting.minimum_version is ssl.TLSVersion.TLSv1_2
@@ -162,7 +162,7 @@ def test_files_that_are_no_certificate_are_named(
         NodeTls(*files[missing])
 
 
-async def test_who_opens_a_socket_and_does_not_shake_hands_is_hung_up_on(
+async def test_connection_without_a_tls_handshake_is_closed(
     start_node: StartNode, ours: NodeTls
 ) -> None:
     node = await start_node(tls=ours, limits=NodeLimits(handshake_s=0.2))

@@ -88,7 +88,7 @@ def test_a_message_for_a_client_is_for_no_other(
         assert bob.get(queue).payload == b"for bob"
 
 
-def test_nothing_there_is_exit_code_3(script: Script, queue: str) -> None:
+def test_empty_queue_exits_3(script: Script, queue: str) -> None:
     script("create", queue)
 
     for command in (["get", queue], ["get", queue, "--wait", "10ms"], ["peek", queue]):
@@ -194,7 +194,7 @@ def test_an_expected_failure_is_one_sentence(
         (["config", "--config", "/no/such.toml"], "/no/such.toml: cannot be read"),
     ],
 )
-def test_what_cannot_be_meant_is_one_sentence_too(
+def test_nonsense_argument_gives_a_one_line_error(
     command_line: CommandLine, arguments: list[str], says: str
 ) -> None:
     finished = command_line(*arguments)
@@ -226,7 +226,7 @@ def test_wrong_usage_is_exit_code_2(command_line: CommandLine, arguments: list[s
     assert not BOX & set(finished.stderr.decode()), "boxes are for terminals"
 
 
-def test_what_is_piped_has_no_boxes_and_tabs_between_cells(script: Script, queue: str) -> None:
+def test_piped_output_has_tabs_and_no_boxes(script: Script, queue: str) -> None:
     script("create", queue)
     script("put", queue, "tab\tin it")
 
@@ -272,7 +272,7 @@ def test_load_on_a_node_is_counted_and_leaves_no_queue(script: Script) -> None:
     assert names() == before
 
 
-def test_it_says_which_version_it_is(command_line: CommandLine) -> None:
+def test_version_option_prints_the_version(command_line: CommandLine) -> None:
     finished = command_line("--version")
     assert (finished.returncode, lines(finished)) == (0, [f"tidegate {client.__version__}"])
 

@@ -35,7 +35,7 @@ def test_a_worker_that_is_not_found_here_is_set_with_a_warning(
     assert (taken_back.returncode, taken_back.stderr) == (0, b"")
 
 
-def test_one_that_is_found_is_not_doubted_and_not_run(
+def test_worker_check_finds_a_module_without_running_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bomb = "raise AssertionError('it is run')\n"

@@ -20,9 +20,7 @@ from tidegate.cli.command_line import FAILED
     ],
     ids=" ".join,
 )
-def test_what_is_not_there_or_cannot_be_reached_is_a_failure(
-    script: Script, arguments: list[str]
-) -> None:
+def test_missing_queue_or_node_exits_1(script: Script, arguments: list[str]) -> None:
     finished = script(*arguments)
 
     assert finished.returncode == FAILED, finished.stderr

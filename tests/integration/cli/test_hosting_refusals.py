@@ -99,7 +99,7 @@ def test_an_unknown_policy_names_those_that_there_are(refused: Refused) -> None:
         (("--host", "a" * 64), f"--host '{'a' * 64}' is no address, nor the name"),
     ],
 )
-def test_what_no_door_could_be_opened_with_is_refused_before_anything_is_deployed(
+def test_invalid_door_options_are_refused_before_deployment(
     refused: Refused, options: tuple[str, ...], says: str
 ) -> None:
     assert says in refused(*options)

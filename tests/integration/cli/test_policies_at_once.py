@@ -14,7 +14,7 @@ from tidegate.core.model import QueuePolicy
 from tidegate.core.prefetch import PrefetchGoal
 
 
-async def test_whoever_was_second_says_it_again_on_top_of_the_first(mq: Client) -> None:
+async def test_concurrent_policy_changes_are_all_kept(mq: Client) -> None:
     await mq.create_queue("orders")
     said = [{"lease_s": 30.0}, {"deliveries_max": 3}, {"paused": True}]
 

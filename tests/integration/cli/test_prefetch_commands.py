@@ -110,7 +110,7 @@ async def _consume(subscription: tidegate.Subscription) -> None:
         message.ack()
 
 
-def test_who_is_not_steered_hears_how_to_begin(script: Script, queue: str) -> None:
+def test_explain_prefetch_without_a_goal_names_the_option(script: Script, queue: str) -> None:
     script("create", queue)
     assert b"--prefetch-rate" in script("explain", queue, "--prefetch").stdout
     assert script("explain", "--prefetch").returncode == 2

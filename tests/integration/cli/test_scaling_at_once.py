@@ -9,7 +9,7 @@ from tidegate.client.client import Client
 from tidegate.core.topology import Range
 
 
-async def test_whoever_was_second_says_it_again_on_top_of_the_first(mq: Client) -> None:
+async def test_concurrent_scaling_changes_are_all_kept(mq: Client) -> None:
     await mq.create_queue("orders")
     await change_scaling(mq, "orders", {"min": 1, "max": 3})
     said = [{"max": 6}, {"max_load": 300}, {"inhibition": "2s"}, {"shares": {1: 1.0}}]

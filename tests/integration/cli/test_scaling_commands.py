@@ -105,7 +105,7 @@ def test_keys_of_the_policy_and_of_the_scaling_are_set_together(script: Script, 
         (["explain", "nonesuch"], "no queue named 'nonesuch'"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_a_sentence(
+def test_scale_refuses_invalid_options_with_a_sentence(
     script: Script, queue: str, arguments: list[str], says: str
 ) -> None:
     script("create", queue, "--exist-ok")
@@ -114,7 +114,7 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(
     assert says.replace("QUEUE", queue) in refused.stderr.decode()
 
 
-def test_what_a_bound_says_to_do_is_done_by_it(script: Script, queue: str) -> None:
+def test_advice_of_a_refused_scale_command_works(script: Script, queue: str) -> None:
     script("create", queue)
     script("scale", queue, "--min", "1", "--max", "2", "--to", "2", *QUICK)
     refused = script("scale", queue, "--to", "3")
@@ -178,7 +178,7 @@ def test_a_queue_obeys_the_agreement_of_a_file_and_says_what_it_asked(
     assert script.json("scale", queue)["scaling"]["agreement"] is None
 
 
-def test_nothing_was_decided_about_a_queue_that_does_not_scale(script: Script, queue: str) -> None:
+def test_explain_of_a_plain_queue_has_no_decisions(script: Script, queue: str) -> None:
     script("create", queue)
     assert script.json("explain", queue) == []
     assert b"nothing was decided" in script("explain", queue).stdout

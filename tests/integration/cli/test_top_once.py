@@ -10,9 +10,7 @@ from served_node import ServedNode
 import tidegate as library
 
 
-def test_one_look_says_what_is_there(
-    served: ServedNode, command_line: CommandLine, queue: str
-) -> None:
+def test_top_once_shows_queues(served: ServedNode, command_line: CommandLine, queue: str) -> None:
     with library.connect(served.url, mode="admin") as mq:
         mq.create_queue(queue)
         mq.put(queue, b"hello")
@@ -35,7 +33,7 @@ def test_agreements_are_read_from_the_store(script: Script) -> None:
     assert json.loads(looked.stdout)["complaints"] == []
 
 
-def test_nobody_there_is_an_error_in_a_sentence(command_line: CommandLine) -> None:
+def test_top_without_a_node_exits_1(command_line: CommandLine) -> None:
     looked = command_line("top", "--url", "tidegate://127.0.0.1:1")
     assert looked.returncode == 1
     assert looked.stderr.startswith(b"tidegate: ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from command_line import Script
 
 
-def test_what_is_published_comes_to_its_subscriptions(script: Script, queue: str) -> None:
+def test_published_message_reaches_its_subscriptions(script: Script, queue: str) -> None:
     topic = f"topic-of-{queue}"
     assert script("topic", "create", topic).returncode == 0
     assert script.json("topic", "create", topic, "--exist-ok")["topic"] == topic

@@ -87,7 +87,7 @@ def wait_until_login_is_wanted(command_line: CommandLine, served: ServedNode) ->
         (["add", "eve", "--password-file", "/nowhere"], "the password file /nowhere cannot be"),
     ],
 )
-def test_what_cannot_be_is_told_in_one_sentence(
+def test_invalid_user_command_gives_a_one_line_error(
     arguments: list[str], complaint: str, command_line: CommandLine, served: ServedNode
 ) -> None:
     code, _, told = user(command_line, served, *arguments, stdin="short\n")

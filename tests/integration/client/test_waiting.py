@@ -16,7 +16,7 @@ from tidegate.telemetry.stats import ClusterStats
 pytestmark = pytest.mark.parametrize("backing", ["memory"], indirect=True)
 
 
-async def test_what_waits_is_told_and_nothing_waits_in_a_paused_queue(mq: Client) -> None:
+async def test_waiting_counts_messages_and_is_0_in_a_paused_queue(mq: Client) -> None:
     await mq.create_queue("jobs", durable=False)
     async with mq.subscribe("jobs", prefetch=2) as subscription:
         for number in range(5):

@@ -65,7 +65,7 @@ async def test_a_subscription_gets_what_is_addressed_to_it_from_another_replica(
     assert home.dispatch.is_idle
 
 
-async def test_what_waited_for_a_client_before_it_came_is_found_wherever_it_lies(
+async def test_addressed_message_is_found_in_memory_and_store(
     start_node: StartNode, connect: Connect
 ) -> None:
     """In memory, in the store, at a node that the client is not connected to."""
@@ -86,7 +86,9 @@ async def test_what_waited_for_a_client_before_it_came_is_found_wherever_it_lies
         assert await take(orders, 1) == [b"in the store"]
 
 
-async def test_it_follows_when_its_home_moves(mq: Client, node: Node, connect: Connect) -> None:
+async def test_subscription_follows_its_assigned_replica(
+    mq: Client, node: Node, connect: Connect
+) -> None:
     queue = await LogicalQueue.make(mq, [node], replicas=3)
     writer = await connect(node)
     await queue.set_homes(homes_of(mq.client_id, 2, 1))

@@ -90,7 +90,7 @@ async def test_others_are_delivered_while_one_waits_to_be_tried_again(mq: Client
     assert (await take(mq, "orders")).payload == b"2"
 
 
-async def test_what_was_not_begun_goes_back_at_once_and_did_not_fail(mq: Client) -> None:
+async def test_released_message_returns_without_a_failure(mq: Client) -> None:
     await mq.create_queue("orders", policy=QueuePolicy(deliveries_max=2))
     await mq.put("orders", b"x")
     for deliveries in range(1, 6):
@@ -232,7 +232,7 @@ async def test_a_worker_that_dies_again_and_again_does_not_block_the_others(
     assert (await take(mq, "orders")).payload == b"fine"
 
 
-async def test_what_a_dead_connection_held_fails_once_however_many_it_had_subscribed(
+async def test_broken_connection_counts_one_failure_for_each_message(
     node: Node, mq: Client
 ) -> None:
     queue_id = (await mq.create_queue("orders", policy=QueuePolicy(deliveries_max=3))).queue_id
@@ -316,7 +316,7 @@ async def until_waiting(mq: Client, queue: str, count: int) -> None:
     await eventually_async(are_there, f"{count} messages wait in {queue}")
 
 
-async def test_what_cannot_be_sent_back_stays(mq: Client) -> None:
+async def test_dead_letter_stays_when_its_queue_is_deleted(mq: Client) -> None:
     await mq.create_queue("orders")
     await mq.put_many("orders", [b"1", b"2"])
     for _ in range(2):
@@ -379,7 +379,7 @@ async def test_a_delayed_message_comes_when_it_is_due(
         await message.ack_confirmed()
 
 
-async def test_what_was_put_for_later_and_failed_waits_on_at_the_next_owner(
+async def test_retry_time_survives_a_change_of_the_owner(
     start_node: StartNode, connect: Connect
 ) -> None:
     first = await start_node()
@@ -405,7 +405,7 @@ async def test_an_alarm_rings_without_a_tick_of_the_node(
     assert (await take(mq, "orders")).payload == b"soon"
 
 
-async def test_what_waits_for_its_time_survives_the_node_and_is_delivered_once(
+async def test_delayed_message_survives_a_restart_and_is_delivered_once(
     start_node: StartNode, connect: Connect, clock: TurnedClock
 ) -> None:
     first = await start_node(clock=clock, limits=NodeLimits(lease_s=LONG_S))

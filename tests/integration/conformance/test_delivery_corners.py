@@ -39,7 +39,7 @@ async def test_a_duplicate_beside_a_new_message_leaves_its_id_free(node: Node, m
     assert numbers(node, "orders").waiting == 3
 
 
-async def test_what_a_dedup_id_leaves_out_weighs_nothing(node: Node, mq: Client) -> None:
+async def test_deduplicated_message_takes_no_waiting_bytes(node: Node, mq: Client) -> None:
     """It was never taken off what waits for the disk, until the node read no more."""
     await mq.create_queue("orders")
     await put_together(mq, (b"first", "a"), (b"again", "a"), (b"new", "b"))
@@ -83,7 +83,9 @@ async def test_redrive_leaves_addressed_messages_where_they_are(node: Node, mq: 
 # Dead letters that cannot go where they should
 
 
-async def test_what_was_rejected_never_goes_to_a_transient_queue(node: Node, mq: Client) -> None:
+async def test_dead_letters_of_a_stored_queue_avoid_a_transient_queue(
+    node: Node, mq: Client
+) -> None:
     """It could not, came back, and was delivered again without end."""
     await mq.create_queue("fleeting", durable=False)
     await mq.create_queue("orders", policy=QueuePolicy(dead_letter="fleeting"))
@@ -110,7 +112,7 @@ async def test_queues_that_drop_into_each_other_come_to_rest(node: Node, mq: Cli
 # Limits
 
 
-async def test_what_expires_makes_room_while_a_queue_is_paused(node: Node, mq: Client) -> None:
+async def test_expired_message_makes_room_in_a_paused_queue(node: Node, mq: Client) -> None:
     await mq.create_queue("orders", policy=QueuePolicy(length_max=1, paused=True))
     await mq.put("orders", b"x", ttl=0.05)
     async with asyncio.timeout(LIMIT_S):

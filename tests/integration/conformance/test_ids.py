@@ -73,7 +73,7 @@ async def test_acknowledged_ids_are_gone_for_good(
     assert (numbers.waiting, numbers.acked) == (0, len(left))
 
 
-async def test_what_a_consumer_holds_stays_with_it(mq: Client) -> None:
+async def test_ack_ids_skips_messages_that_a_consumer_holds(mq: Client) -> None:
     await mq.create_queue("orders")
     first, second = await mq.put_many("orders", [b"1", b"2"])
     held = await mq.get("orders", lease=60)
@@ -111,7 +111,7 @@ async def test_tenants_are_acknowledged_like_all_others(mq: Client) -> None:
     assert sorted([int((await mq.get("orders")).payload) for _ in range(5)]) == [0, 5, 6, 7, 8]
 
 
-async def test_what_only_the_store_holds_is_there_too(
+async def test_ack_ids_reaches_messages_in_the_store(
     start_node: StartNode, connect: Connect
 ) -> None:
     node = await start_node(limits=NodeLimits(memory_bytes=1 * MIB))

@@ -188,7 +188,7 @@ class Turmoil:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_what_is_confirmed_is_delivered_whatever_happens(
+async def test_confirmed_messages_are_delivered_under_turmoil(
     start_node: StartNode, connect: Connect, seed: int
 ) -> None:
     nodes: list[Node] = [await start_node(), await start_node()]

@@ -62,9 +62,7 @@ async def test_producers_of_one_message_each_reach_every_replica(
     assert waiting[2] > 0
 
 
-async def test_what_a_full_replica_refuses_goes_to_others_while_any_has_room(
-    mq: Client, node: Node
-) -> None:
+async def test_put_refused_by_a_full_replica_goes_to_another(mq: Client, node: Node) -> None:
     orders = await LogicalQueue.make(mq, [node], 3)
     await mq.set_policy("orders", length_max=4, overflow=Overflow.REFUSE)
     await orders.share({1: 0.98, 2: 0.01, 3: 0.01})
@@ -82,7 +80,7 @@ async def test_what_a_full_replica_refuses_goes_to_others_while_any_has_room(
     assert await orders.waiting() == {0: 0, 1: 4, 2: 4, 3: 4}
 
 
-async def test_what_has_a_home_is_refused_when_its_home_is_full(mq: Client, node: Node) -> None:
+async def test_put_is_refused_when_its_assigned_replica_is_full(mq: Client, node: Node) -> None:
     orders = await LogicalQueue.make(mq, [node], 2)
     await mq.set_policy("orders", length_max=2, overflow=Overflow.REFUSE)
 
@@ -122,7 +120,7 @@ async def test_without_a_replica_the_alias_keeps_what_is_put(mq: Client, node: N
         await message.ack_confirmed()
 
 
-async def test_what_belongs_together_goes_home(mq: Client, node: Node) -> None:
+async def test_group_and_dedup_id_go_to_the_assigned_replica(mq: Client, node: Node) -> None:
     orders = await LogicalQueue.make(mq, [node], 2)
     await orders.set_homes([2] * ASSIGNMENT_SLOTS)
     await until_told(mq, (await orders.topology()).version)
@@ -345,7 +343,7 @@ async def test_a_replica_that_refuses_is_left_to_the_others(
     assert await orders.waiting() == {0: 0, 1: 41, 2: 1}
 
 
-async def test_what_may_be_stored_is_asked_for_when_its_replica_is_gone(
+async def test_unknown_batch_is_looked_up_when_its_replica_is_removed(
     mq: Client, node: Node
 ) -> None:
     orders = await LogicalQueue.make(mq, [node], 2)
@@ -448,7 +446,7 @@ async def test_under_the_policy_clients_a_producer_is_at_one_replica(
         assert await orders.waiting() == {0: 0, here.number: 10, there.number: 5}
 
 
-async def test_what_a_dead_owner_may_have_stored_is_asked_of_its_heir(
+async def test_unknown_batch_of_a_dead_owner_is_asked_of_the_next_owner(
     backing: Backing, start_node: StartNode, connect: Connect
 ) -> None:
     here, there = await start_node(), await start_node()
@@ -468,7 +466,7 @@ async def test_what_a_dead_owner_may_have_stored_is_asked_of_its_heir(
     assert await orders.waiting() == {0: 0, 1: 15, 2: 5}
 
 
-async def test_what_was_lost_with_a_replica_that_is_retired_goes_elsewhere(
+async def test_lost_batch_of_a_removed_replica_goes_to_another(
     backing: Backing, start_node: StartNode, connect: Connect
 ) -> None:
     here, there = await start_node(), await start_node()
@@ -522,7 +520,7 @@ async def test_a_logical_queue_without_replicas_becomes_a_plain_one_again(
     assert (await reader.get("orders")).payload == b"2"
 
 
-async def test_what_was_under_way_when_a_queue_became_a_logical_one_outlives_its_connection(
+async def test_put_in_progress_survives_the_change_to_a_logical_queue(
     mq: Client, node: Node
 ) -> None:
     info = await mq.create_queue("orders")
@@ -543,9 +541,7 @@ async def test_what_was_under_way_when_a_queue_became_a_logical_one_outlives_its
     assert await orders.waiting() == {0: 2}
 
 
-async def test_what_was_under_way_when_a_queue_became_plain_outlives_its_connection(
-    mq: Client, node: Node
-) -> None:
+async def test_put_in_progress_survives_the_change_to_a_plain_queue(mq: Client, node: Node) -> None:
     orders = await LogicalQueue.make(mq, [node])
     await mq.put("orders", b"first")
     silent = node.replicas[orders.alias_id].intake
@@ -566,7 +562,7 @@ async def test_what_was_under_way_when_a_queue_became_plain_outlives_its_connect
     assert node.replicas[orders.alias_id].numbers().waiting == 2
 
 
-async def test_nothing_of_a_group_overtakes_what_a_plain_queue_had_of_it(
+async def test_group_keeps_its_order_when_a_queue_becomes_logical(
     mq: Client, node: Node, connect: Connect
 ) -> None:
     info = await mq.create_queue("orders")
@@ -598,9 +594,7 @@ async def test_nothing_of_a_group_overtakes_what_a_plain_queue_had_of_it(
     assert sorted(came[6:]) == [b"6", b"7"]
 
 
-async def test_what_is_published_comes_to_subscriptions_that_are_elastic(
-    mq: Client, node: Node
-) -> None:
+async def test_published_message_reaches_elastic_subscriptions(mq: Client, node: Node) -> None:
     orders = await LogicalQueue.make(mq, [node], 2)
     await mq.create_queue("audit")
     await mq.create_topic("sales")

@@ -94,7 +94,7 @@ async def test_the_oldest_comes_first_whatever_its_priority(mq: Client) -> None:
     assert received == list(range(400))
 
 
-async def test_what_comes_while_others_wait_keeps_its_turn(mq: Client) -> None:
+async def test_new_message_waits_behind_stored_ones(mq: Client) -> None:
     await mq.create_queue("orders")
     await fill(mq, 300)
     received = []
@@ -160,9 +160,7 @@ async def test_addressed_messages_beyond_memory_reach_their_receiver_in_order(
     assert [number((await ann.get("orders")).payload) for _ in range(150)] == list(range(0, 300, 2))
 
 
-async def test_what_is_mine_and_what_is_anyones_come_in_one_order(
-    node: Node, connect: Connect
-) -> None:
+async def test_addressed_and_other_messages_come_in_one_order(node: Node, connect: Connect) -> None:
     mq, filler = await connect(node), await connect(node)
     await mq.create_queue("orders")
     await fill(filler, 150)
@@ -210,7 +208,7 @@ async def test_a_waiting_read_gets_its_message_though_memory_is_full(
 
 
 @pytest.mark.parametrize("what", ["anything", "sender"])
-async def test_who_waited_before_memory_was_full_is_served_after(
+async def test_reader_is_served_after_memory_was_full(
     what: str, node: Node, connect: Connect
 ) -> None:
     reader, other, filler = await connect(node), await connect(node), await connect(node)
@@ -349,7 +347,7 @@ async def test_queues_share_the_bound(node: Node, mq: Client) -> None:
         assert received == list(range(300))
 
 
-async def test_what_is_stored_beside_the_puts_comes_once(
+async def test_message_stored_by_a_transaction_is_delivered_once(
     node: Node, mq: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stored by a transaction, and read as part of the tail before the node was told of it: then
@@ -391,7 +389,7 @@ async def test_what_is_stored_beside_the_puts_comes_once(
     assert (numbers.waiting, numbers.unacknowledged) == (0, 0)
 
 
-async def test_what_was_due_comes_once_though_memory_is_full(node: Node, mq: Client) -> None:
+async def test_due_message_is_delivered_once_when_memory_is_full(node: Node, mq: Client) -> None:
     """With no room and nothing more to let go of, all that was ever due was read again, also what
     somebody held."""
     await mq.create_queue("orders")
@@ -415,7 +413,7 @@ async def test_what_was_due_comes_once_though_memory_is_full(node: Node, mq: Cli
     assert (numbers.waiting, numbers.unacknowledged) == (0, 0)
 
 
-async def test_what_is_put_for_later_while_the_store_is_read_is_not_passed_over(
+async def test_delayed_put_during_a_store_read_is_not_skipped(
     node: Node, mq: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stored after the store had answered, due before the last that it answered with: it was

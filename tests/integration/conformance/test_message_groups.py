@@ -30,7 +30,7 @@ async def all_dead(mq: Client, count: int) -> list[Message]:
     return await mq.browse("orders.dead")
 
 
-async def test_one_of_a_group_is_in_flight_and_other_groups_are_unhindered(mq: Client) -> None:
+async def test_one_message_of_each_group_is_in_flight(mq: Client) -> None:
     await mq.create_queue("orders")
     for payload, group in ((b"a1", "a"), (b"a2", "a"), (b"b1", "b"), (b"x", None), (b"b2", "b")):
         await mq.put("orders", payload, group=group)

@@ -232,7 +232,7 @@ async def test_a_queue_moves_only_to_a_living_member(pair: Pair) -> None:
     await pair.at_a.set_owner("orders", pair.b.member_id)
 
 
-async def test_one_message_into_queues_of_both_is_all_or_none(pair: Pair) -> None:
+async def test_put_to_queues_of_two_nodes_is_all_or_none(pair: Pair) -> None:
     await pair.at_a.create_queue("here")
 
     assert await pair.at_a.put_to(["here", "orders"], b"both") == ["here", "orders"]

@@ -64,7 +64,7 @@ async def test_everything_confirmed_is_there_in_order(
 
 
 @both_ways
-async def test_what_was_acknowledged_does_not_come_again(
+async def test_acknowledged_message_is_not_delivered_after_a_restart(
     how: str, backing: Backing, start_node: StartNode, connect: Connect
 ) -> None:
     node = await start_node()

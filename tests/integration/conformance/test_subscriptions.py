@@ -130,7 +130,7 @@ async def test_messages_for_one_receiver_are_pushed_to_no_other(
     assert [int(m.payload) for m in received[1]] == [0, 2, 4, 6, 8]
 
 
-async def test_what_was_acknowledged_is_gone(mq: Client) -> None:
+async def test_acknowledged_message_is_not_delivered_again(mq: Client) -> None:
     await mq.create_queue("orders")
     await mq.put_many("orders", [b"%d" % n for n in range(10)])
 

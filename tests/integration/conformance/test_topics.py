@@ -207,7 +207,7 @@ async def test_a_subscription_changes_its_filter_and_ends(mq: Client) -> None:
     assert await mq.publish("news", b"5", headers={"region": "eu"}) == 0
 
 
-async def test_what_cannot_be_a_subscription_is_refused(mq: Client) -> None:
+async def test_invalid_subscription_is_refused(mq: Client) -> None:
     await mq.create_topic("orders")
     await mq.create_queue("passing", durable=False)
     await mq.create_queue("kept")

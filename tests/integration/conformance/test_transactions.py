@@ -343,7 +343,7 @@ async def test_a_commit_without_an_answer_is_looked_up(
         await mq.get("orders")
 
 
-async def test_nobody_sees_anything_while_the_outcome_is_unknown(
+async def test_transaction_is_invisible_while_its_result_is_unknown(
     start_node: StartNode, connect: Connect
 ) -> None:
     clock = TurnedClock()
@@ -468,7 +468,7 @@ async def test_acks_alone_say_that_their_outcome_is_unknown(node: Node, mq: Clie
             tx.ack(held)
 
 
-async def test_what_was_held_by_an_earlier_connection_is_lost(mq: Client) -> None:
+async def test_transaction_loses_messages_of_an_earlier_connection(mq: Client) -> None:
     await make(mq, "orders", "shipped")
     await mq.put("orders", b"1")
     held = await mq.get("orders", lease=60)

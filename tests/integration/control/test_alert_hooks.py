@@ -100,7 +100,7 @@ async def test_a_webhook_gets_the_same_and_is_tried_again_until_it_takes_it() ->
     assert (alerts.sent, alerts.lost) == (1, 0)
 
 
-async def test_what_cannot_be_sent_is_given_up_after_a_few_attempts_and_logged(
+async def test_undeliverable_alert_is_logged_after_its_attempts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     alerts = Alerts(

@@ -162,7 +162,7 @@ async def test_a_replica_that_could_not_be_added_is_ordered_again(start_node: St
 
 
 @pytest.mark.parametrize("backing", ["memory"], indirect=True)
-async def test_one_of_many_replicas_drains_to_its_end(start_node: StartNode) -> None:
+async def test_draining_completes_among_many_replicas(start_node: StartNode) -> None:
     """A step of its share is smaller the more there are, and is taken all the same."""
     leader = Sleeper(await start_node())
     queue_id = await _logical(leader.node)
@@ -197,7 +197,7 @@ class CountedFleet(Fleet):
 
 
 @pytest.mark.parametrize("backing", ["memory"], indirect=True)
-async def test_who_leads_again_after_another_did_begins_anew(
+async def test_leader_forgets_its_state_after_another_led(
     start_node: StartNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It slept while another led, and never saw that it did not lead itself."""

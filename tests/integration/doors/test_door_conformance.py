@@ -108,7 +108,7 @@ async def test_no_server_has_more_than_its_concurrency_and_who_waits_is_served_i
         await sampled(door, "all are answered", answered=9, waiting=0, in_flight=0)
 
 
-async def test_who_has_waited_too_long_is_told_to_come_back(open_door: OpenDoor) -> None:
+async def test_request_gets_503_after_the_longest_wait(open_door: OpenDoor) -> None:
     async with stalls(1) as (stall,):
         door = await open_door(wait_s=0.3)
         await door.set_backends([stall.backend(concurrency=1)])
@@ -123,7 +123,7 @@ async def test_who_has_waited_too_long_is_told_to_come_back(open_door: OpenDoor)
         assert stall.paths == ["/held/0"]
 
 
-async def test_who_comes_to_a_full_line_is_told_to_come_back_at_once(open_door: OpenDoor) -> None:
+async def test_request_gets_503_at_once_when_the_wait_queue_is_full(open_door: OpenDoor) -> None:
     async with stalls(1) as (stall,):
         door = await open_door(wait_s=600.0, waiting_max=2)
         await door.set_backends([stall.backend(concurrency=1)])
@@ -342,7 +342,7 @@ async def test_sessions_stay_with_a_server_that_drains_until_their_grace_is_over
         assert (await in_session(door, cookie))[0] == home
 
 
-async def test_what_waits_for_its_server_stays_in_its_line_when_that_one_begins_to_drain(
+async def test_request_waiting_for_a_draining_server_stays_with_it(
     open_door: OpenDoor,
 ) -> None:
     async with stalls(2) as shops:
@@ -508,7 +508,7 @@ async def test_a_session_that_began_with_a_spare_stays_where_its_cookie_says(
 
 
 @pytest.mark.parametrize("how", ["close", "abort"])
-async def test_what_comes_on_a_connection_that_is_just_closed_is_sent_again_unless_it_is_a_post(
+async def test_request_on_a_closed_connection_is_retried_unless_post(
     open_door: OpenDoor, engine: Engine, how: str
 ) -> None:
     """A server hangs up on a connection that it kept, as the next request arrives there."""
@@ -764,7 +764,7 @@ async def test_an_instance_that_its_machine_calls_ready_is_well_at_its_door(
         assert [one.ejected for one in sample.instances] == [None, None]
 
 
-async def test_what_a_client_brings_about_by_itself_is_no_refusal_of_the_service(
+async def test_client_errors_do_not_count_as_refusals(
     open_door: OpenDoor,
 ) -> None:
     async with stalls(1) as (stall,):
@@ -834,7 +834,7 @@ async def test_an_answer_that_is_cut_off_counts_as_refused(open_door: OpenDoor) 
             await sampled(door, "it is counted", accepted=number, refused=number, in_flight=0)
 
 
-async def test_who_asks_is_told_by_trusted_peers_only_and_loops_are_refused(
+async def test_forwarded_fields_are_accepted_from_trusted_peers_only(
     open_door: OpenDoor,
 ) -> None:
     told = {"X-Forwarded-For": "10.9.9.9", "X_Forwarded_For": "10.8.8.8", "X-Real-IP": "10.7.7.7"}

@@ -205,7 +205,7 @@ def test_a_door_on_all_addresses_is_reached_at_the_name_of_its_computer() -> Non
     assert reached_at("http://0.0.0.0:8080", "shop.example") == "http://shop.example:8080"
 
 
-def test_whose_word_counts_is_a_network_or_refused() -> None:
+def test_trust_option_takes_networks_only() -> None:
     assert parse_networks(["10.0.0.0/8", "::1"]) == ("10.0.0.0/8", "::1")
     with pytest.raises(InvalidValue, match=r"--trust '10\.0\.0\.1/8': .* write 10\.0\.0\.0/8"):
         parse_networks(["10.0.0.1/8"])
@@ -243,7 +243,7 @@ async def test_a_door_that_cannot_do_what_it_is_told_is_told_again() -> None:
         await asyncio.wait_for(loop.run(), 0.01)
 
 
-async def test_what_a_door_did_not_confirm_is_said_anew_also_when_it_is_as_before() -> None:
+async def test_unconfirmed_door_setting_is_sent_again() -> None:
     class Losing:
         """Does what it is told, and is not always heard to have."""
 

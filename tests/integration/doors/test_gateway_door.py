@@ -68,7 +68,7 @@ class Hosted:
         )
 
 
-async def test_who_may_take_more_memory_is_the_more_available(door: GatewayDoor) -> None:
+async def test_availability_index_grows_with_free_memory(door: GatewayDoor) -> None:
     hosted = Hosted()
     await hosted.deploy()
     loop = DoorLoop(door, hosted.store, "shop")
@@ -126,7 +126,7 @@ async def test_a_policy_of_the_users_own_is_what_a_door_of_the_service_balances_
         await door.stop(timeout_s=0.0)
 
 
-async def test_who_talks_has_a_place_and_is_no_request_in_hand(door: GatewayDoor) -> None:
+async def test_open_websocket_takes_a_place_and_is_no_request_in_hand(door: GatewayDoor) -> None:
     async with bookshops("a") as (shop,):
         await door.set_backends([Backend(instance_id=1, host="127.0.0.1", port=shop.port)])
         await door.set_admission(1)

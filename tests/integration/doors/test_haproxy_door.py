@@ -129,7 +129,7 @@ HTTP_2 = (
 )
 
 
-async def test_whoever_begins_with_http_2_is_refused_and_no_server_hears_of_it() -> None:
+async def test_http_2_preface_is_refused_by_the_door() -> None:
     async with stalls(1) as (stall,), opened() as door:
         await door.set_backends([stall.backend()])
         assert (await ask(port_of(door))).status == 200
@@ -191,7 +191,7 @@ async def test_a_killed_haproxy_comes_back_with_the_sessions_of_who_drains() -> 
             assert (await ask(port_of(door))).body == b"i2"
 
 
-async def test_what_is_wanted_while_haproxy_comes_back_is_what_it_has_then(
+async def test_settings_during_a_haproxy_restart_are_applied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun, may_go_on = asyncio.Event(), asyncio.Event()
@@ -453,7 +453,7 @@ async def test_a_variable_that_cannot_be_read_is_trouble_and_no_count(
         await eventually_async(both_are_counted, "it is understood again")
 
 
-async def test_what_is_missing_or_impossible_is_said_with_what_to_do(
+async def test_haproxy_door_refuses_invalid_settings_with_advice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for settings, match in (

@@ -11,7 +11,7 @@ from tidegate.telemetry.meters import AdaptiveSampler
 from tidegate.telemetry.recorder import HttpRequestSamples
 
 
-async def test_what_is_kept_of_a_request_is_where_its_time_went_and_never_what_it_asked() -> None:
+async def test_recorded_request_has_phases_and_no_path() -> None:
     samples = HttpRequestSamples(AdaptiveSampler(1000.0))
     door = GatewayDoor(DoorSettings("shop", health_path="/well"))
     await door.start()

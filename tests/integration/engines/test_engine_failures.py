@@ -111,7 +111,7 @@ async def test_a_short_wait_does_not_stand_behind_a_long_one(mq: Any) -> None:
         assert payloads_of(await take(subscription, 1)) == [b"short"]
 
 
-async def test_what_is_rejected_is_a_dead_letter_with_the_reason(mq: Any) -> None:
+async def test_rejected_message_is_a_dead_letter_with_the_reason(mq: Any) -> None:
     await mq.create_queue("orders")
     await mq.put("orders", b"x", headers={"a": "b"}, content_type="text/plain")
 
@@ -149,7 +149,7 @@ async def test_after_as_many_deliveries_as_the_queue_allows_it_is_given_up(mq: A
     assert await taken_until_last(mq, "orders") == []
 
 
-async def test_what_kills_its_consumer_again_and_again_is_given_up_in_the_end(
+async def test_message_that_kills_its_consumers_becomes_a_dead_letter(
     engine: Engine, mq: Any
 ) -> None:
     policy = QueuePolicy(deliveries_max=2, retry_first_s=0.0, retry_jitter=0.0)

@@ -39,7 +39,7 @@ async def test_a_confirmed_put_is_there_for_whoever_comes_later(engine: Engine) 
         await message.ack_confirmed()
 
 
-async def test_what_one_producer_puts_comes_in_its_order(mq: Any) -> None:
+async def test_messages_of_one_producer_arrive_in_order(mq: Any) -> None:
     await mq.create_queue("orders")
     payloads = numbered(300)
 
@@ -173,7 +173,7 @@ async def test_of_delayed_puts_none_waits_for_a_longer_one(mq: Any) -> None:
         assert payloads_of(await take(subscription, 1)) == [b"soon"]
 
 
-async def test_what_has_outlived_its_time_is_not_delivered(mq: Any) -> None:
+async def test_expired_message_is_not_delivered(mq: Any) -> None:
     await mq.create_queue("orders", policy=QueuePolicy(keep_expired=True))
     await mq.put("orders", b"an hour", ttl=3600)
     await mq.put("orders", b"short", ttl=0.05)
@@ -221,7 +221,9 @@ async def test_without_async_it_is_the_same(engine: Engine) -> None:
     assert await asyncio.to_thread(produce_and_consume) == b"x"
 
 
-async def test_what_an_engine_cannot_do_it_refuses_with_what_to_do(engine: Engine, mq: Any) -> None:
+async def test_engine_refuses_missing_capabilities_with_an_alternative(
+    engine: Engine, mq: Any
+) -> None:
     await mq.create_queue("orders")
 
     for name, value in {"dedup_id": "a", "group": "a", "tenant": "a", "receiver": 1}.items():

@@ -164,7 +164,7 @@ async def test_a_prefetch_that_is_no_count_is_refused(mq: Any) -> None:
             assert subscription.prefetch == 3
 
 
-async def test_what_is_acknowledged_automatically_is_done_when_it_is_delivered(mq: Any) -> None:
+async def test_automatic_acknowledgement_ends_a_message_on_delivery(mq: Any) -> None:
     await mq.create_queue("orders")
     await put_all(mq, "orders", numbered(30))
 
@@ -174,7 +174,7 @@ async def test_what_is_acknowledged_automatically_is_done_when_it_is_delivered(m
     assert await taken_until_last(mq, "orders") == []
 
 
-async def test_what_is_not_acknowledged_comes_back_flagged(mq: Any) -> None:
+async def test_unacknowledged_message_returns_flagged(mq: Any) -> None:
     await mq.create_queue("orders")
     await put_all(mq, "orders", numbered(5))
 
@@ -280,7 +280,7 @@ async def test_draining_gives_back_what_was_not_begun_and_keeps_what_was(mq: Any
     assert await taken_until_last(mq, "orders") == []
 
 
-async def test_what_is_released_is_somebody_elses_at_once(engine: Engine, mq: Any) -> None:
+async def test_released_message_goes_to_another_consumer_at_once(engine: Engine, mq: Any) -> None:
     policy = tidegate.QueuePolicy(deliveries_max=1, retry_first_s=1000.0)
     await mq.create_queue("orders", policy=policy)
     await mq.put("orders", b"x", headers={"a": "b"})
@@ -296,7 +296,7 @@ async def test_what_is_released_is_somebody_elses_at_once(engine: Engine, mq: An
             await again.ack_confirmed()
 
 
-async def test_what_was_settled_stays_settled_whatever_is_said_later(mq: Any) -> None:
+async def test_settled_message_stays_settled(mq: Any) -> None:
     await mq.create_queue("orders")
     await mq.put("orders", b"x")
 

@@ -114,7 +114,7 @@ async def test_a_payload_that_does_not_decode_is_a_dead_letter_and_not_retried(
     assert calls == 0
 
 
-async def test_what_raises_comes_again_flagged_and_counted_and_what_returns_is_done(
+async def test_failed_handler_gets_the_message_again_flagged_and_counted(
     app: tidegate.App, mq: Any
 ) -> None:
     deliveries: list[tuple[int, bool]] = []
@@ -170,7 +170,7 @@ async def test_reject_sends_to_the_dead_letters_with_the_reason(app: tidegate.Ap
             )
 
 
-async def test_what_fails_as_often_as_the_queue_allows_is_a_dead_letter_that_tells_why(
+async def test_message_becomes_a_dead_letter_after_its_last_failure(
     app: tidegate.App, mq: Any
 ) -> None:
     policy = QueuePolicy(deliveries_max=3, retry_first_s=0.0, retry_jitter=0.0)
@@ -449,7 +449,7 @@ async def test_told_to_stop_it_finishes_what_runs_and_returns_what_it_has_not_be
     assert await taken_until_last(mq, "orders") == []
 
 
-async def test_what_does_not_end_in_time_goes_back_flagged(app: tidegate.App, mq: Any) -> None:
+async def test_message_of_an_unfinished_handler_returns_flagged(app: tidegate.App, mq: Any) -> None:
     begun = asyncio.Event()
 
     @app.worker("orders")

@@ -10,7 +10,7 @@ from rabbitmq import VirtualHost
 from tidegate_lab.peers.servers import RabbitmqServer
 
 
-async def test_what_is_in_one_virtual_host_is_invisible_in_another(
+async def test_virtual_hosts_are_separate(
     rabbitmq: VirtualHost, rabbitmq_broker: RabbitmqServer
 ) -> None:
     other = VirtualHost(rabbitmq_broker)

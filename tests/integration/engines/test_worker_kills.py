@@ -59,7 +59,7 @@ def outstanding_in(histories: list[Path]) -> int:
     return len(found)
 
 
-async def test_what_a_killed_worker_held_comes_to_another_flagged(
+async def test_messages_of_a_killed_worker_go_to_another_flagged(
     engine: Engine, mq: Any, tmp_path: Path
 ) -> None:
     await mq.create_queue("orders")

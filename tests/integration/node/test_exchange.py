@@ -67,7 +67,7 @@ async def test_ready_messages_go_over_unflagged_and_only_once(scene: Scene) -> N
     assert await scene.pull(second, first) == 0
 
 
-async def test_what_only_the_store_holds_goes_over_too(scene: Scene) -> None:
+async def test_exchange_moves_messages_in_the_store(scene: Scene) -> None:
     first, second = scene.places
     # Thrice what the nodes may keep in memory.
     big = b"x" * 50_000
@@ -154,7 +154,7 @@ async def test_an_alias_sends_groups_home_in_their_order(scene: Scene) -> None:
     assert of(await scene.drain(second), b"1", b"2", b"5", b"6") == [b"1", b"2", b"5", b"6"]
 
 
-async def test_what_was_cut_up_is_whole_for_the_next_owner(scene: Scene) -> None:
+async def test_next_owner_reads_a_divided_segment_whole(scene: Scene) -> None:
     first, _ = scene.places
     await scene.leader.set_homes(1)
     await scene.look()
@@ -171,7 +171,7 @@ async def test_what_was_cut_up_is_whole_for_the_next_owner(scene: Scene) -> None
     assert [payload for payload, _ in await scene.drain(first)] == [b"kept", b"cut off"]
 
 
-async def test_what_has_its_home_elsewhere_since_it_moved_goes_there(scene: Scene) -> None:
+async def test_message_follows_its_moved_assignment(scene: Scene) -> None:
     first, second = scene.places
     await scene.put(first.queue_id, b"mine", attributes=[Attributes(group=a_group_at(1))])
     await scene.leader.set_homes(2)
@@ -227,7 +227,7 @@ async def test_a_group_goes_to_its_new_home_behind_what_somebody_still_holds(sce
     assert [payload for payload, _ in await scene.drain(second)] == [b"0", b"1", b"2"]
 
 
-async def test_what_cannot_go_yet_keeps_back_what_follows_it(scene: Scene) -> None:
+async def test_message_that_cannot_move_holds_back_later_ones(scene: Scene) -> None:
     first, second = scene.places
     groups = (f"g{n}" for n in range(1000) if assignment_slot(f"g{n}") % 2 == 0)
     one, other = next(groups), next(groups)

@@ -125,7 +125,7 @@ async def is_retired(scene: Scene, place: ReplicaInfo) -> bool:
     return await scene.leader.retire(place.number)
 
 
-async def test_what_a_full_store_refuses_stays_where_it_was(
+async def test_messages_stay_when_the_target_store_is_full(
     scene: Scene, backing: SeveralBacking
 ) -> None:
     first, second = scene.places
@@ -147,7 +147,7 @@ async def test_what_a_full_store_refuses_stays_where_it_was(
     assert await is_retired(scene, first)
 
 
-async def test_what_a_full_store_cannot_tell_about_comes_back_when_it_has_room(
+async def test_move_is_completed_when_a_full_store_has_room(
     scene: Scene, backing: SeveralBacking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = scene.places
@@ -188,7 +188,7 @@ async def test_what_a_full_store_cannot_tell_about_comes_back_when_it_has_room(
 
 
 @pytest.mark.parametrize("times", [1, FULL_FOR_EVER])
-async def test_what_came_over_from_a_full_store_is_there_once(
+async def test_messages_moved_from_a_full_store_arrive_once(
     scene: Scene, backing: SeveralBacking, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = scene.places
@@ -210,7 +210,7 @@ async def test_what_came_over_from_a_full_store_is_there_once(
     assert await is_retired(scene, first)
 
 
-async def test_what_came_and_cannot_be_read_is_found_by_who_loads_the_queue(
+async def test_unreadable_arrival_is_found_by_the_next_load(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = scene.places
@@ -229,7 +229,7 @@ async def test_what_came_and_cannot_be_read_is_found_by_who_loads_the_queue(
     assert await scene.drain(first) == []
 
 
-async def test_who_was_refused_for_what_is_no_longer_so_is_given_to(
+async def test_refused_move_is_retried_with_the_new_topology(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = scene.places

@@ -113,7 +113,7 @@ async def test_without_ageing_subscribers_get_the_highest_priority(
     assert await shift.received(2) == [b"high", b"low"]
 
 
-async def test_who_reads_by_priority_gets_the_highest_however_long_others_wait(
+async def test_get_by_priority_ignores_waiting_times(
     start_node: StartNode, connect: Connect
 ) -> None:
     clock = TurnedClock()

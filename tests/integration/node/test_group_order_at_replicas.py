@@ -228,9 +228,7 @@ async def test_a_group_stays_in_order_whatever_happens_to_its_queue(
     assert not storm.watch.wrong
 
 
-async def test_what_is_put_while_its_group_comes_over_waits_for_it(
-    start_node: StartNode, connect: Connect
-) -> None:
+async def test_put_waits_while_its_group_moves(start_node: StartNode, connect: Connect) -> None:
     nodes = [await start_node(), await start_node()]
     mq = await connect(nodes[0])
     orders = await LogicalQueue.make(mq, nodes, 2)
@@ -275,7 +273,7 @@ async def test_a_home_that_moves_on_is_opened_behind_what_still_comes_to_where_i
     assert TopologyReconciler().assignments(await orders.topology(), look) == [3] * ASSIGNMENT_SLOTS
 
 
-async def test_what_was_put_behind_what_comes_over_does_not_go_on_before_it(
+async def test_message_behind_a_moving_group_does_not_overtake_it(
     start_node: StartNode, connect: Connect
 ) -> None:
     nodes = [await start_node(), await start_node()]
@@ -299,7 +297,7 @@ async def test_what_was_put_behind_what_comes_over_does_not_go_on_before_it(
     assert [(await mq.get("orders")).payload for _ in range(2)] == [b"first", b"second"]
 
 
-async def test_who_takes_what_may_be_anywhere_gets_no_groups(
+async def test_exchange_of_free_messages_leaves_groups(
     start_node: StartNode, connect: Connect
 ) -> None:
     nodes = [await start_node(), await start_node()]

@@ -215,9 +215,7 @@ async def test_clients_migrate_to_a_replica_that_has_only_just_begun_to_serve(
         )
 
 
-async def test_who_is_relayed_to_the_alias_hears_and_leaves_all_the_same(
-    start_node: StartNode, talk: Talk
-) -> None:
+async def test_relayed_member_is_informed_and_can_leave(start_node: StartNode, talk: Talk) -> None:
     here, there = await start_node(), await start_node()
     maker = await talk(here)
     made = await maker.ask(CreateQueue("orders"))
@@ -342,7 +340,7 @@ async def test_a_retired_replica_is_forgotten_and_its_batches_are_not(
     assert fates == [GetFateResponse(True), GetFateResponse(False)]
 
 
-async def test_what_is_asked_of_a_logical_queue_is_asked_of_all_of_it(
+async def test_request_about_a_logical_queue_covers_all_replicas(
     start_node: StartNode, talk: Talk
 ) -> None:
     here, there = await start_node(), await start_node()
@@ -415,7 +413,9 @@ async def test_a_stated_rate_is_kept(start_node: StartNode, connect: Connect, ta
         count += sum(len(run.lengths) for run in (await talker.heard(Deliver)).runs)
 
 
-async def test_whose_replica_is_to_go_is_told_at_once(mq: Client, node: Node, talk: Talk) -> None:
+async def test_member_of_a_draining_replica_is_informed_at_once(
+    mq: Client, node: Node, talk: Talk
+) -> None:
     queue = await mq.create_queue("orders")
     leader = await Leader.of(node, queue.queue_id)
     first = await leader.add(node)

@@ -57,7 +57,7 @@ async def test_brief_numbers_count_consumers_and_leave_out_durations(mq: Client)
     assert (brief.wait.count, whole.wait.count) == (0, 1)
 
 
-async def test_who_pauses_a_queue_stands_among_its_decisions(
+async def test_policy_changes_are_listed_as_decisions_with_their_user(
     node: Node, mq: Client, connect: Connect
 ) -> None:
     await mq.create_queue("orders")

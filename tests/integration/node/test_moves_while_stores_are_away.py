@@ -97,7 +97,7 @@ async def next_of(scene: Scene, place: ReplicaInfo) -> tuple[bytes, bool]:
     return message
 
 
-async def test_what_comes_back_is_served_while_another_store_stays_away(
+async def test_returned_messages_are_served_while_another_store_is_away(
     servers: list[EmbeddedPostgres], two_on_their_way: tuple[Scene, ReplicaInfo]
 ) -> None:
     scene, first = two_on_their_way
@@ -123,7 +123,7 @@ async def test_what_comes_back_is_served_while_another_store_stays_away(
     scene.talker.close()
 
 
-async def test_who_claims_a_queue_serves_what_is_back_and_waits_for_the_rest(
+async def test_new_owner_serves_finished_moves_and_waits_for_the_others(
     servers: list[EmbeddedPostgres], two_on_their_way: tuple[Scene, ReplicaInfo]
 ) -> None:
     scene, first = two_on_their_way

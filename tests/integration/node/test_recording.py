@@ -155,7 +155,7 @@ async def test_a_consumers_samples_are_what_identification_needs(
     assert (fifth["arrival_before_per_s"], fifth["prefetch_before"]) == (None, None)
 
 
-async def test_what_a_consumer_did_before_it_went_is_not_forgotten(node: Node, mq: Client) -> None:
+async def test_samples_include_a_consumer_that_ended(node: Node, mq: Client) -> None:
     await mq.create_queue("orders")
     await mq.put_many("orders", [b"a", b"b"])
     async with mq.subscribe("orders", prefetch=1) as subscription:
@@ -169,7 +169,7 @@ async def test_what_a_consumer_did_before_it_went_is_not_forgotten(node: Node, m
     assert await records(node, "consumer_samples") == rows
 
 
-async def test_what_a_queue_did_before_it_went_is_not_forgotten(node: Node, taken: Client) -> None:
+async def test_samples_include_a_deleted_queue(node: Node, taken: Client) -> None:
     await taken.delete_queue("orders")
 
     rows = await records(node, "queue_samples")
@@ -316,7 +316,7 @@ async def test_weights_of_lifecycles_add_up_however_many_come(node: Node, mq: Cl
     assert {row["outcome"] for row in rows} == {"acked"}
 
 
-async def test_what_is_watched_is_bounded_and_weights_still_add_up(
+async def test_sampled_lifecycles_are_bounded_and_weights_add_up(
     start_node: StartNode, connect: Connect, tmp_path: Path
 ) -> None:
     options = RecorderOptions(lake=str(tmp_path / "lake"), **OPTIONS, lifecycles_per_s=1000)

@@ -18,7 +18,7 @@ EACH = 50
 
 @pytest.mark.parametrize("connections", [1, 3])
 @pytest.mark.parametrize("backing", ["embedded"], indirect=True)
-async def test_what_was_put_through_several_writers_is_there_after_a_restart(
+async def test_messages_of_several_writers_survive_a_restart(
     backing: PostgresBacking, connections: int
 ) -> None:
     async def filled(mq: Client, queue: str) -> None:

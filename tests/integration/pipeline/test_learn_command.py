@@ -97,7 +97,7 @@ def test_learning_leaves_tables_and_says_what_it_did(
     assert all(one.learned_at > 0.0 for one in shown)
 
 
-def test_one_job_by_name_and_nothing_for_those_who_read_tables(
+def test_learn_runs_one_named_job_and_prints_tabs(
     lake: LakeOf, tmp_path: Path, learn: Learn
 ) -> None:
     done = learn("--only", "stability", "--lake", str(lake.folder))
@@ -121,7 +121,7 @@ def test_one_job_by_name_and_nothing_for_those_who_read_tables(
         (("--agreement", "gone.toml", "--lake", "."), 2, "gone.toml"),
     ],
 )
-def test_what_cannot_be_learned_from_is_a_sentence_without_a_wait_for_spark(
+def test_learn_refuses_invalid_arguments_without_starting_spark(
     tmp_path: Path,
     refused_command: RefusedCommand,
     arguments: tuple[str, ...],

@@ -155,7 +155,7 @@ def test_rows_that_cannot_be_true_are_counted_by_reason(
     assert good.first_s == good.last_s == NOON.timestamp()
 
 
-def test_what_was_left_out_is_not_in_the_frames(spark: SparkSession, lake_of: LakeOf) -> None:
+def test_rejected_rows_are_not_in_the_frames(spark: SparkSession, lake_of: LakeOf) -> None:
     lake_of.write(QUEUE_SAMPLES, [second(0, put=7), second(1, put=-7), second(-90_000, put=3)])
     place = LakeFolder.of(str(lake_of.folder))
     surveys = survey(place, (QUEUE_SAMPLES, REQUESTS), SINCE, UNTIL)
@@ -169,7 +169,9 @@ def test_what_was_left_out_is_not_in_the_frames(spark: SparkSession, lake_of: La
     assert lake.reading["requests"] == ReadCounts()
 
 
-def test_one_row_is_enough(spark: SparkSession, lake_of: LakeOf, knowledge: ModelRegistry) -> None:
+def test_learning_works_with_one_row(
+    spark: SparkSession, lake_of: LakeOf, knowledge: ModelRegistry
+) -> None:
     lake_of.write(QUEUE_SAMPLES, [second(0, put=1)])
 
     run = learned(spark, lake_of, knowledge, queues.STABILITY_JOB)

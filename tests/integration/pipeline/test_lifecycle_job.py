@@ -88,7 +88,7 @@ def test_windows_are_as_short_as_is_sensible() -> None:
     assert width_s(LifecycleExtent(span_s=0, rows=1, queues=1)) == 2
 
 
-def test_what_there_is_is_seen(spark: SparkSession) -> None:
+def test_extent_measures_span_rows_and_queues(spark: SparkSession) -> None:
     rows = [message(at_s, f"queue {at_s % 3}") for at_s in range(12)]
 
     assert extent(frame_of(spark, LIFECYCLES, rows)) == LifecycleExtent(11.0, 12, 3)

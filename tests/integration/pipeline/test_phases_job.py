@@ -81,7 +81,7 @@ def test_a_request_that_stands_for_many_weighs_as_many(spark: SparkSession) -> N
     assert shares["parse"] == pytest.approx(0.1)
 
 
-def test_one_request_has_shares_and_no_interval(spark: SparkSession) -> None:
+def test_single_request_has_shares_and_no_interval(spark: SparkSession) -> None:
     found = tables(spark, [request("put", 10, 80, 10)], [])
 
     store = next(row for row in found["phases"] if row["phase"] == "store")

@@ -131,7 +131,7 @@ def test_every_row_counts_once(spark: SparkSession, lake_of: LakeOf, tmp_path: P
     assert sums_of(options.folder) == expected
 
 
-def test_one_pass_and_a_batch_for_each_file_say_the_same(
+def test_watch_results_are_equal_for_any_batch_size(
     spark: SparkSession, lake_of: LakeOf, tmp_path: Path
 ) -> None:
     # Given an hour of one writer compacted, and single minutes of another.
@@ -247,7 +247,7 @@ def test_an_empty_lake_is_no_error(spark: SparkSession, lake_of: LakeOf, tmp_pat
         assert {one.files for one in watch.readings().values()} == {0}
 
 
-def test_one_watcher_at_a_time_and_only_as_it_was_begun(
+def test_watch_refuses_a_second_watcher_and_changed_options(
     spark: SparkSession, lake_of: LakeOf, tmp_path: Path
 ) -> None:
     folder = tmp_path / "watch"

@@ -71,7 +71,7 @@ def ctrl_c_after(story: Callable[[Until], None]) -> Iterator[None]:
     told.result()
 
 
-def test_it_tells_what_happens_until_ctrl_c_and_goes_on_later(
+def test_watch_continues_after_ctrl_c(
     lake_of: LakeOf, tmp_path: Path, spark: SparkSession, ctrl_c_harms_no_test: None
 ) -> None:
     words = [

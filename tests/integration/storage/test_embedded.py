@@ -104,7 +104,7 @@ def read_the_row(url: str) -> int:
     return int(row[0])
 
 
-def test_it_answers_when_started_and_nothing_is_left_when_stopped(empty_folder: Path) -> None:
+def test_embedded_postgres_starts_and_leaves_nothing_when_stopped(empty_folder: Path) -> None:
     folder = empty_folder
     with EmbeddedPostgres(folder) as server:
         write_a_row(server.url)
@@ -118,7 +118,7 @@ def test_it_answers_when_started_and_nothing_is_left_when_stopped(empty_folder: 
     assert processes_in(folder / "database") == set()
 
 
-def test_what_was_committed_is_there_after_a_stop_and_a_start(folder: Path) -> None:
+def test_committed_row_survives_a_restart_of_postgres(folder: Path) -> None:
     server = EmbeddedPostgres(folder)
     write_a_row(server.start())
     server.stop()
@@ -310,7 +310,7 @@ def test_a_lost_password_is_replaced(folder: Path) -> None:
         psycopg.connect(server.join_url).close()
 
 
-def test_it_outlives_the_thread_that_started_it(folder: Path) -> None:
+def test_embedded_postgres_outlives_the_starting_thread(folder: Path) -> None:
     server = EmbeddedPostgres(folder)
     thread = threading.Thread(target=server.start)
     thread.start()

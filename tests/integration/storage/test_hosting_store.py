@@ -109,7 +109,7 @@ async def test_of_two_who_steer_a_service_at_once_the_second_is_told(store: Stor
     assert (await store.deploy(SHOP)).by_hand == NO_OVERRIDE
 
 
-async def test_what_could_never_run_is_not_deployed(store: Store) -> None:
+async def test_invalid_service_is_not_deployed(store: Store) -> None:
     for wrong in (
         {"name": " "},
         {"target": "shop.web"},
@@ -174,9 +174,7 @@ async def test_an_instance_is_ordered_assigned_ready_and_removed(store: Store, e
     assert (await store.add_instance("shop", 1.0, epoch)).instance_id > made.instance_id
 
 
-async def test_what_the_leader_has_settled_its_machine_cannot_undo(
-    store: Store, epoch: int
-) -> None:
+async def test_machine_report_cannot_undo_the_leaders_state(store: Store, epoch: int) -> None:
     await store.deploy(SHOP)
     machine_id, other = await machine_of(store, epoch), await machine_of(store, epoch)
     instance_id = (await store.add_instance("shop", 1.0, epoch)).instance_id
@@ -205,7 +203,7 @@ async def test_what_the_leader_has_settled_its_machine_cannot_undo(
     )
 
 
-async def test_what_was_on_a_machine_that_goes_is_ordered_anew(store: Store, epoch: int) -> None:
+async def test_instances_of_a_removed_machine_are_ordered_again(store: Store, epoch: int) -> None:
     await store.deploy(SHOP)
     machine_id, other = await machine_of(store, epoch), await machine_of(store, epoch)
     ready, draining, failed, elsewhere = [
@@ -366,9 +364,7 @@ async def test_sessions_of_one_that_drains_have_a_grace_unless_its_machine_ends(
     assert (await store.instances())[0].resident_bytes is None
 
 
-async def test_what_was_decided_is_kept_for_the_next_leader_and_goes_with_its_service(
-    store: Store, epoch: int
-) -> None:
+async def test_configuration_is_kept_for_the_next_leader(store: Store, epoch: int) -> None:
     await store.deploy(SHOP)
     assert await store.kept_configuration("shop") is None
     await store.keep_configuration("shop", b'{"wanted":2}', epoch)
@@ -443,7 +439,7 @@ async def test_a_deposed_leader_orders_nothing(store: Store, backing: Backing, e
     assert await store.standings() == {}
 
 
-async def test_whoever_leads_says_how_many_machines_there_may_be(store: Store, epoch: int) -> None:
+async def test_leader_sets_the_bound_of_machines(store: Store, epoch: int) -> None:
     assert await store.machines_bound() is None
     await store.bound_machines(0, epoch)
     assert await store.machines_bound() == 0

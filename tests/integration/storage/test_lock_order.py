@@ -49,7 +49,7 @@ MEETINGS = {
 
 
 @pytest.mark.parametrize("meeting", MEETINGS)
-async def test_nobody_waits_for_who_waits_for_him(
+async def test_store_calls_do_not_deadlock(
     store: Store, backing: PostgresBacking, meeting: str
 ) -> None:
     alias = await store.create_queue("orders", True, QueuePolicy())

@@ -484,7 +484,7 @@ async def test_a_move_is_fenced_by_both_epochs(fleet: Fleet) -> None:
     assert await store.finish_moves(one.queue_id, good.source_epoch) == 0
 
 
-async def test_what_a_living_machine_is_to_serve_nobody_else_claims(
+async def test_replica_of_a_live_machine_is_not_claimed_by_others(
     fleet: Fleet, backing: Backing
 ) -> None:
     store, epoch = fleet.store, fleet.leader_epoch
@@ -510,7 +510,7 @@ async def test_what_a_living_machine_is_to_serve_nobody_else_claims(
     assert (await fleet.topology()).replicas[0].machine_id is None
 
 
-async def test_who_leads_and_lives_stays_and_then_the_oldest_living_member_leads(
+async def test_leader_stays_until_it_dies_then_the_oldest_node_leads(
     fleet: Fleet, backing: Backing
 ) -> None:
     store, epoch = fleet.store, fleet.leader_epoch

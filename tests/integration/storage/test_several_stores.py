@@ -133,7 +133,7 @@ async def test_replicas_spread_over_the_stores(fleet: Fleet) -> None:
     assert member.queues == 7
 
 
-async def test_what_is_all_or_none_is_in_one_store(fleet: Fleet) -> None:
+async def test_atomic_writes_need_one_store(fleet: Fleet) -> None:
     one, two = await fleet.serve(), await fleet.serve()
     writes = []
     for place in (one, two):
@@ -172,7 +172,7 @@ async def test_settlements_of_several_stores_are_each_theirs(fleet: Fleet) -> No
 # A replica that is in one store and noted in another
 
 
-async def test_who_wants_to_serve_a_replica_that_was_not_made_makes_it(
+async def test_claim_creates_a_replica_that_was_only_noted(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop_at(monkeypatch, "after-replica-noted")
@@ -462,7 +462,7 @@ async def finished(fleet: Fleet, queue_id: int) -> None:
 # Who leads
 
 
-async def test_who_would_lead_waits_for_what_the_leader_is_doing(
+async def test_new_leader_waits_for_the_actions_of_the_old_one(
     fleet: Fleet, backing: SeveralBacking
 ) -> None:
     second = await fleet.store.join("second", "tidegate://here:2", 60.0)
@@ -578,7 +578,7 @@ async def test_a_store_that_is_away_takes_only_its_replicas_with_it(
     await store.close()
 
 
-async def test_who_was_declared_dead_in_one_store_knows_what_it_has_lost(
+async def test_node_declared_dead_in_one_store_loses_its_queues_there(
     fleet: Fleet, backing: SeveralBacking
 ) -> None:
     store = fleet.store

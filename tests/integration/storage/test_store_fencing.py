@@ -140,9 +140,7 @@ async def test_only_a_living_member_claims(scene: Scene, backing: Backing) -> No
     assert await scene.store.claim(999, scene.owner) is None
 
 
-async def test_who_was_taken_over_is_told_at_its_next_renewal(
-    scene: Scene, backing: Backing
-) -> None:
+async def test_renewal_fails_after_another_node_took_over(scene: Scene, backing: Backing) -> None:
     await depose(scene, backing)
     assert not await scene.store.renew(scene.owner, 60.0)
 
@@ -256,7 +254,7 @@ async def test_writes_and_settlements_of_several_queues_are_all_or_none(scene: S
         await store.transact([write(claim.epoch)], [settlement])
 
 
-async def test_what_a_transaction_finished_goes_when_the_queue_is_loaded(scene: Scene) -> None:
+async def test_finished_segments_are_removed_when_the_queue_is_loaded(scene: Scene) -> None:
     await scene.put(scene.segment(10))
     await scene.put(scene.segment(20), batch=2)
     await scene.settle([], {10: [(0, 3)], 20: [(0, 1)]})
@@ -435,7 +433,7 @@ async def test_a_member_that_leaves_gives_its_queues_up(scene: Scene) -> None:
     assert await scene.store.orphans() == [scene.queue.queue_id]
 
 
-async def test_whoever_listens_at_an_address_is_alone_there(scene: Scene) -> None:
+async def test_second_node_at_an_address_replaces_the_first(scene: Scene) -> None:
     again = await scene.store.join("owner again", "tidegate://there:1", 60.0)
     assert [m.member_id for m in await scene.store.members()] == [again]
     assert await scene.store.claim(scene.queue.queue_id, again) is not None

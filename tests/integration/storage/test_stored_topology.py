@@ -14,7 +14,7 @@ from tidegate.storage.postgres.topology import stored_topologies, stored_topolog
 SCALING = {"worker": "shop.jobs:app", "replicas": {"min": 2, "max": 4}}
 
 
-def test_what_can_be_read_holds_and_nobody_scales_until_it_is_mended(
+def test_damaged_topology_is_read_without_scaling(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     place = [2, 1, "serving", 1.0, None, "127.0.0.1:7411"]

@@ -31,7 +31,7 @@ async def app(scope, receive, send):
 """
 
 
-def test_one_whose_loop_hangs_is_gone_soon_after_it_was_told(tmp_path: Path) -> None:
+def test_app_server_with_a_hanging_loop_ends_after_sigterm(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(HANGING)
     process = subprocess.Popen(
         [sys.executable, "-c", BRIEF],

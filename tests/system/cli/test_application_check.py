@@ -44,7 +44,7 @@ def test_an_application_is_imported_with_the_environment_that_it_will_have(tmp_p
         check_application("shop:app", tmp_path, {})
 
 
-def test_what_an_application_starts_while_it_is_imported_ends_with_the_check(
+def test_application_check_ends_processes_started_by_the_import(
     tmp_path: Path,
 ) -> None:
     noted = tmp_path / "pid"

@@ -142,7 +142,7 @@ def _document_lines(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
 class TestWholeStory:
     """One run, asked about from all sides."""
 
-    def test_it_keeps_what_it_promises_and_leaves_nothing(self, told: Told) -> None:
+    def test_demo_keeps_its_promises_and_leaves_nothing(self, told: Told) -> None:
         assert told.summary, told.narration
         broken = [one for one in told.summary["promises"] if not one["kept"]]
         assert not broken, told.narration

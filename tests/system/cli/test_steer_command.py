@@ -226,7 +226,7 @@ def test_workers_come_with_each_replica_and_serve_it(
         assert steering.interrupt() == 0
 
 
-def test_what_makes_no_sense_is_said(rabbitmq: VirtualHost, command_line: CommandLine) -> None:
+def test_steer_refuses_invalid_options(rabbitmq: VirtualHost, command_line: CommandLine) -> None:
     def refusal(url: str, *options: str) -> str:
         found = command_line("steer", url, "-q", "orders", *options)
         said = found.stderr.decode()

@@ -158,7 +158,7 @@ def test_wrong_usage_is_said_before_anything_is_connected(
     assert "Traceback" not in done.stderr.decode()
 
 
-def test_nobody_there_is_said_to_who_steers_too(command_line: CommandLine) -> None:
+def test_steer_reports_a_refused_connection(command_line: CommandLine) -> None:
     done = command_line("steer", f"amqp://{NOBODY}/", "--queue", "orders", "--replicas", "1..2")
 
     assert done.returncode == 1
@@ -176,7 +176,9 @@ def test_nobody_there_is_said_to_who_steers_too(command_line: CommandLine) -> No
         ("amqp:///", 2, "no host"),
     ],
 )
-def test_nobody_there_is_said(command_line: CommandLine, url: str, code: int, says: str) -> None:
+def test_tune_reports_a_missing_broker_without_the_password(
+    command_line: CommandLine, url: str, code: int, says: str
+) -> None:
     done = command_line("tune", "prefetch", url, *ASKED)
 
     assert done.returncode == code
@@ -184,7 +186,7 @@ def test_nobody_there_is_said(command_line: CommandLine, url: str, code: int, sa
     assert "secret" not in done.stderr.decode()
 
 
-def test_what_rabbitmq_refuses_says_what_to_do(
+def test_tune_explains_what_rabbitmq_refuses(
     command_line: CommandLine, rabbitmq: VirtualHost
 ) -> None:
     nobody = rabbitmq.url_of("nobody", "wrong")

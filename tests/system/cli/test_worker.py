@@ -384,9 +384,7 @@ def test_a_changed_source_starts_it_again_and_what_runs_is_finished(
     assert left_in(up, queue) == 0
 
 
-def test_who_watches_is_killed_and_takes_the_worker_along(
-    up: Up, shop: Path, running: list[Working]
-) -> None:
+def test_worker_ends_when_its_watcher_is_killed(up: Up, shop: Path, running: list[Working]) -> None:
     worker = start(running, shop, up, "--reload")
 
     worker.process.kill()

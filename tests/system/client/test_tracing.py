@@ -129,7 +129,7 @@ async def test_a_trace_goes_on_through_a_worker_that_puts_in_a_thread(node: Node
     assert (handled["status"], finished["status"]) == ("UNSET", "UNSET")
 
 
-async def test_who_reads_by_hand_has_the_span_and_the_context(node: Node) -> None:
+async def test_process_span_links_a_get_to_its_put(node: Node) -> None:
     (put,) = (await spans_of("blocking_producer", node))["publish orders"]
 
     spans = await spans_of("blocking_reader", node)
@@ -137,7 +137,7 @@ async def test_who_reads_by_hand_has_the_span_and_the_context(node: Node) -> Non
     assert spans["process orders"][0]["parent"] == spans["own"][0]["parent"] == put["span"]
 
 
-async def test_what_nobody_traced_has_no_parent_elsewhere(node: Node) -> None:
+async def test_span_of_an_untraced_put_has_no_parent(node: Node) -> None:
     async with Client(node.address) as mq:
         await mq.put("orders", b"x")
 

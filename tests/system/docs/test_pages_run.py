@@ -25,7 +25,7 @@ RUN_LANGUAGES = {"sh", "python", "toml"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_is_not_run_is_rare_and_has_its_reason(page: Path) -> None:
+def test_blocks_that_are_not_run_are_few_and_have_a_reason(page: Path) -> None:
     blocks = [part for part in parts_of(page) if isinstance(part, Block)]
     assert blocks
     assert {block.language for block in blocks} <= RUN_LANGUAGES | SHOWN

@@ -26,7 +26,7 @@ async def make_queue(url: str, name: str) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("point", PATH_POINTS)
-def test_nothing_confirmed_is_lost_by_a_crash(store: tuple[str, Path], point: str) -> None:
+def test_crash_loses_no_confirmed_message(store: tuple[str, Path], point: str) -> None:
     # Given a node that will die the 30th time it comes to this point, under load
     url, folder = store
     queue = f"{QUEUE}-{point}"

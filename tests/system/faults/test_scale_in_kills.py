@@ -58,7 +58,7 @@ def test_every_step_has_its_death() -> None:
     "run",
     ["in brief", *(pytest.param(run, marks=pytest.mark.only_with_all) for run in EVERY_STEP)],
 )
-def test_what_a_leader_or_a_machine_leaves_half_done_the_next_one_ends(run: str) -> None:
+def test_next_leader_completes_what_a_killed_one_began(run: str) -> None:
     of_leaders, of_machines = RUNS[run]
 
     report = judged(*of_leaders, of_machines)

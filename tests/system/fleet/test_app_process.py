@@ -57,7 +57,7 @@ async def app_of(tmp_path: Path) -> AsyncIterator[StartApp]:
         await process.ended()
 
 
-async def test_it_is_ready_when_it_answers_and_answers_what_it_has_before_it_ends(
+async def test_app_process_answers_open_requests_before_it_ends(
     app_of: StartApp, tmp_path: Path
 ) -> None:
     write_shop(tmp_path)
@@ -114,7 +114,7 @@ async def test_a_port_that_is_taken_is_reported_before_anything_is_imported(
     assert f"listen on 127.0.0.1:{port}: Address already in use" in shop.exit_text
 
 
-async def test_one_that_hangs_in_its_import_is_reported_and_can_be_ended(
+async def test_app_process_that_hangs_in_its_import_is_reported(
     app_of: StartApp, tmp_path: Path
 ) -> None:
     (tmp_path / "shop.py").write_text("open('begun', 'w'); import time; time.sleep(3600)")
@@ -128,7 +128,7 @@ async def test_one_that_hangs_in_its_import_is_reported_and_can_be_ended(
     assert shop.exit_code == -signal.SIGTERM
 
 
-async def test_it_ends_with_whoever_started_it(tmp_path: Path) -> None:
+async def test_app_process_ends_with_its_parent(tmp_path: Path) -> None:
     write_shop(tmp_path)
     keeper = await asyncio.create_subprocess_exec(
         sys.executable,

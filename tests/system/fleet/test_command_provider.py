@@ -99,7 +99,7 @@ async def test_a_command_that_hangs_is_killed_with_everything_that_it_has_starte
     await eventually_async(lambda: process_identity(child) is None)
 
 
-async def test_what_a_command_leaves_behind_in_the_background_is_not_waited_for(
+async def test_run_command_does_not_wait_for_background_processes(
     cloud: Path,
 ) -> None:
     # Who waited for the child would see the deadline pass, and the command killed.

@@ -143,7 +143,7 @@ async def test_a_folder_that_is_not_there_is_missed_in_words(machine: OneMachine
     )
 
 
-async def test_one_that_starts_slowly_is_told_of_and_one_that_hangs_is_started_again(
+async def test_slow_instance_is_reported_and_hanging_one_restarted(
     machine: OneMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, seconds in (("_LATE_S", 0.1), ("_TOO_LATE_S", 0.2), ("_HANGS_S", 0.3)):

@@ -39,7 +39,7 @@ async def test_a_machine_boots_joins_and_halts_with_all_its_processes(
     assert await fleet.provider.list() == []
 
 
-async def test_whoever_boots_a_machine_again_finds_it_and_a_new_provider_does_too(
+async def test_second_boot_of_a_machine_finds_the_first(
     fleet: FleetUnderTest,
 ) -> None:
     machine = await fleet.booted()

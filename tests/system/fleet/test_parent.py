@@ -36,7 +36,7 @@ time.sleep(3600)
 """
 
 
-async def test_one_that_does_not_listen_outlives_its_parent_by_its_patience_only() -> None:
+async def test_child_that_ignores_sigterm_ends_after_its_patience() -> None:
     parent = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",

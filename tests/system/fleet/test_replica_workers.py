@@ -92,7 +92,7 @@ async def test_a_killed_worker_is_said_to_be_killed_and_not_what_it_logged_befor
     )
 
 
-async def test_what_a_worker_says_cannot_harm_whoever_keeps_or_shows_it(started: Started) -> None:
+async def test_worker_output_is_made_safe_for_display(started: Started) -> None:
     assert await trouble_of(started("loud_jobs:app")) == (
         "orders#1: worker loud_jobs:app ended with code 4: oh no \\x00 \ufffd"
     )

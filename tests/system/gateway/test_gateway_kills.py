@@ -212,7 +212,7 @@ async def test_an_answer_that_is_none_becomes_a_502(answer: bytes) -> None:
         assert (await ask(gateway.port)).status == 502
 
 
-async def test_what_the_gateway_lacks_itself_is_no_fault_of_its_servers(
+async def test_shortage_of_the_gateway_ejects_no_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     checks = 0

@@ -113,7 +113,7 @@ def test_a_door_that_hangs_is_told_of_and_so_is_its_return(hosted: Hosted, heard
     assert [one for one in disagreements()[before:] if one["at"] < over["at"]] == [alert]
 
 
-def test_what_is_too_much_is_refused_and_all_serve_that_may(hosted: Hosted) -> None:
+def test_overload_is_refused_while_all_allowed_instances_serve(hosted: Hosted) -> None:
     """How fast the others are answered meanwhile is for benchmarks/test_hosting_figures.py."""
 
     def answered(status: int) -> list[Answer]:

@@ -157,7 +157,7 @@ def test_a_session_goes_on_at_the_other_door_when_one_is_killed(hosted: Hosted) 
 
 
 @with_gateway
-def test_one_more_door_stands_before_the_same_instances(hosted: Hosted) -> None:
+def test_second_door_serves_the_same_instances(hosted: Hosted) -> None:
     instances = two_instances(hosted)
     door = subprocess.Popen(
         [sys.executable, "-m", "tidegate", "door", "shop", "--port", "0", "--data", hosted.data],

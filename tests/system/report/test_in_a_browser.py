@@ -51,7 +51,7 @@ def open_in(
     )
 
 
-def test_it_opens_from_a_file_and_the_browser_has_nothing_to_complain_about(
+def test_report_opens_from_a_file_without_browser_complaints(
     browser: str, page: Path, tmp_path: Path
 ) -> None:
     opened = open_in(browser, page, tmp_path, "--enable-logging=stderr", "--dump-dom")
@@ -64,7 +64,7 @@ def test_it_opens_from_a_file_and_the_browser_has_nothing_to_complain_about(
 @pytest.mark.parametrize(
     ("scheme", "width", "is_light"), [("1", 1280, True), ("0", 1280, False), ("0", 390, False)]
 )
-def test_it_follows_light_and_dark(
+def test_report_follows_light_and_dark(
     browser: str, page: Path, tmp_path: Path, scheme: str, width: int, is_light: bool
 ) -> None:
     picture = tmp_path / "picture.png"

@@ -54,7 +54,7 @@ def test_other_nodes_do_not_use_up_their_address() -> None:
     assert places.connections == 11
 
 
-def test_nothing_is_left_when_all_have_left() -> None:
+def test_slots_are_empty_after_all_clients_left() -> None:
     places = ConnectionSlots(NodeLimits(connections_max=1000))
     taken = [client(places, f"10.0.0.{n % 7}", f"user-{n % 3}") for n in range(50)]
     taken += [places.arrive("10.0.0.1") for _ in range(20)]

@@ -118,7 +118,7 @@ async def test_user_and_password_come_in_the_url_or_the_environment(
         tidegate_connect(node.address)
 
 
-async def test_nothing_is_done_for_who_stops_halfway_through_a_login(node: Node) -> None:
+async def test_unfinished_login_permits_no_request(node: Node) -> None:
     await add_user(node, "ann", admin="*")
     link = await open_link(node)
     for packet in (RegisterClient("me"), IdentifyClient(1), ActFor("ann")):
@@ -237,7 +237,7 @@ PATIENT = NodeLimits(
 )
 
 
-async def test_who_takes_messages_and_does_not_read_them_is_hung_up_on(
+async def test_session_ends_when_consumer_does_not_read(
     start_node: StartNode, connect: Connect
 ) -> None:
     clock = TurnedClock()
@@ -264,7 +264,7 @@ async def test_who_takes_messages_and_does_not_read_them_is_hung_up_on(
     link.abort()
 
 
-async def test_who_reads_slowly_but_reads_is_not_hung_up_on(
+async def test_session_survives_when_consumer_reads_slowly(
     start_node: StartNode, connect: Connect
 ) -> None:
     clock = TurnedClock()

@@ -318,7 +318,7 @@ async def test_a_policy_cannot_send_dead_letters_where_one_may_not_write(
     assert (await admin.queue("mine")).policy == QueuePolicy(paused=True)
 
 
-async def test_who_configures_a_queue_cannot_have_it_expire_to_where_they_read(
+async def test_set_policy_refuses_dead_letter_queue_without_read_permission(
     nodes: list[Node], admin: Client, connect: Connect
 ) -> None:
     await queues_of(admin, "mine")

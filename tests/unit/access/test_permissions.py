@@ -65,7 +65,7 @@ def test_many_stars_cost_no_more_than_one_pass() -> None:
     assert not matches_pattern("*a" * 100 + "b", "a" * 255)
 
 
-def test_nothing_is_allowed_to_who_was_granted_nothing() -> None:
+def test_user_without_grants_has_no_right() -> None:
     assert not any(NO_PERMISSIONS.allows(right, "orders") for right in Right)
 
 
@@ -95,7 +95,7 @@ def test_names_that_strangers_ask_for_do_not_fill_memory() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["", "a" * 256, "a\nb", "\x00"])
-def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+def test_invalid_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(InvalidValue):
         check_pattern(pattern)
 
@@ -110,7 +110,7 @@ def test_what_is_no_pattern_is_refused(pattern: str) -> None:
         (Right.ADMIN, "--admin-of"),
     ],
 )
-def test_who_is_denied_is_told_the_option_that_takes_a_pattern(right: Right, option: str) -> None:
+def test_denied_user_reads_the_grant_option_in_the_error(right: Right, option: str) -> None:
     with pytest.raises(Forbidden, match=re.escape(f"grant ann {option} PATTERN`")):
         Authorizer(NO_PERMISSIONS, User("ann", PasswordKeys(b"", b"", b"", 1))).require(
             right, "orders"

@@ -29,7 +29,7 @@ def log_in(client: ClientLogin, node: ServerLogin) -> list[str]:
     return [first, challenge, proof, signature]
 
 
-def test_who_knows_the_password_gets_in_and_it_does_not_travel() -> None:
+def test_login_succeeds_and_never_sends_the_password() -> None:
     node = ServerLogin(lambda _: KEYS)
     messages = log_in(ClientLogin("ann", PASSWORD), node)
     assert node.user == "ann"
@@ -41,7 +41,7 @@ def test_a_wrong_password_does_not_get_in() -> None:
         log_in(ClientLogin("ann", "wrong password"), ServerLogin(lambda _: KEYS))
 
 
-def test_who_does_not_exist_is_told_the_same_at_the_same_point() -> None:
+def test_login_of_unknown_user_fails_like_a_wrong_password() -> None:
     node = ServerLogin(lambda name: decoy_keys(name, b"secret"))
     client = ClientLogin("nobody", PASSWORD)
     challenge = node.challenge(client.first())

@@ -103,7 +103,7 @@ class Handler:
 @pytest.mark.parametrize("varies", [False, True], ids=["even", "varying"])
 @pytest.mark.parametrize(("slots", "handler_s"), [(1, 0.002), (4, 0.02), (16, 0.05)])
 @pytest.mark.parametrize("times", [1.0, 1.5, 4.0])
-def test_what_waits_in_a_consumer_is_seen_from_its_node(
+def test_node_estimates_the_messages_that_wait_in_a_consumer(
     slots: int, handler_s: float, varies: bool, times: float
 ) -> None:
     at_work = slots / handler_s * (2 * DELAY_S + handler_s)

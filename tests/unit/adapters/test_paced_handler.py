@@ -46,7 +46,7 @@ def test_a_busy_handler_takes_its_time_on_average(timers: Timers) -> None:
     assert timers.now - began_at == pytest.approx(max(1.0, 1000 * timers.late_s), abs=0.01)
 
 
-def test_one_that_waits_for_messages_takes_its_time_too(timers: Timers) -> None:
+def test_paced_handler_keeps_its_mean_time_between_idle_periods(timers: Timers) -> None:
     handler, at_work_s = timers.handler(), 0.0
 
     for _ in range(1000):

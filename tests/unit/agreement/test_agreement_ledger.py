@@ -57,7 +57,7 @@ def test_the_first_sample_of_the_next_window_closes_the_one_before() -> None:
     assert ledger.late_samples == 1
 
 
-def test_who_comes_late_is_waited_for_if_one_says_so() -> None:
+def test_late_sample_counts_within_the_allowed_lateness() -> None:
     ledger = AgreementLedger(promised(), lateness_s=2.0)
     ledger.add_sample(waited(3.0, 1.0))
 
@@ -69,7 +69,7 @@ def test_who_comes_late_is_waited_for_if_one_says_so() -> None:
     assert ledger.late_samples == 0
 
 
-def test_one_by_one_comes_to_the_same_as_all_at_once() -> None:
+def test_ledger_gives_the_same_windows_for_single_samples_as_for_all() -> None:
     agreement, chance = promised(), random.Random(3)
     samples = [waited(at_s / 3.0, chance.uniform(0.0, 7.0)) for at_s in range(900)]
     ledger = AgreementLedger(agreement)
@@ -111,7 +111,7 @@ def test_the_terms_of_a_budget_are_what_breaches_it() -> None:
     assert terms(metric="wait_p95") != terms()
 
 
-def test_what_is_remembered_stays_small() -> None:
+def test_agreement_history_stays_bounded() -> None:
     agreement = parse_agreement(
         'name = "a"\nqueue = "q"\nwindow = "1m"\n[metrics.wait_p90]\nbreach = "6s"', "a.toml"
     )

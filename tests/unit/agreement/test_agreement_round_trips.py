@@ -66,7 +66,7 @@ def test_openslo_brings_back_all_that_it_can_say_and_the_rest_is_named(text: str
 
 
 @given(documents())
-def test_what_was_exported_once_is_exported_the_same_again(text: str) -> None:
+def test_openslo_export_is_equal_after_a_round_trip(text: str) -> None:
     agreement = agreement_of(text)
 
     exported, _ = export_openslo(agreement, {})

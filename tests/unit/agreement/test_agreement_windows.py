@@ -53,7 +53,7 @@ def seconds_of(came: float, served: float, wait_s: float) -> list[AgreementSampl
     ]
 
 
-def test_what_more_load_than_was_offered_makes_worse_is_warned_of_and_no_breach() -> None:
+def test_wait_above_the_agreed_load_is_warned_and_not_breached() -> None:
     found = judge_window(KEPT_UP_TO, 0.0, seconds_of(came=100.0, served=60.0, wait_s=9.0))
 
     assert found.verdict is Verdict.WARNED
@@ -133,7 +133,7 @@ def test_some_without_an_answer_are_among_the_slowest(unanswered: int, expected:
     assert found.of_answers.verdict is Verdict.MET
 
 
-def test_who_still_waits_at_the_end_for_longer_than_was_promised_counts_once() -> None:
+def test_unanswered_request_beyond_the_promise_counts_once() -> None:
     # Given two doors whose requests hang: some for longer than the 6 s that are promised
     samples = [
         AgreementSample(1.0, in_hand=[(7.0, 3.0)], source="one"),
@@ -209,7 +209,7 @@ def test_throughput_is_that_of_the_time_with_something_to_do(
     assert found.verdict is expected
 
 
-def test_who_came_and_got_no_answer_was_a_load_that_was_there() -> None:
+def test_unanswered_requests_count_as_offered_load() -> None:
     """Inside servers that hang nothing is served, refused or seen to wait."""
     hung = [
         AgreementSample(at_s, served=0, accepted=0, refused=0, waiting=0, came=150)
@@ -224,7 +224,7 @@ def test_who_came_and_got_no_answer_was_a_load_that_was_there() -> None:
     assert judge_window(THROUGHPUT, 0.0, idle).verdict is Verdict.MET
 
 
-def test_who_was_turned_away_was_a_load_that_was_there() -> None:
+def test_refused_requests_count_as_offered_load() -> None:
     """To refuse what one promised to serve is no way to keep the promise."""
     few = [AgreementSample(at_s, served=50, accepted=50, refused=0) for at_s in (1.0, 2.0)]
     shed = [AgreementSample(at_s, served=50, accepted=50, refused=90) for at_s in (1.0, 2.0)]
@@ -260,7 +260,7 @@ def test_the_oldest_the_least_free_and_the_refused_count() -> None:
     ]
 
 
-def test_what_was_not_measured_is_neither_met_nor_breached() -> None:
+def test_window_without_measurements_has_no_data() -> None:
     everything = agreement(
         '[metrics.wait_p99]\nbreach = "6s"\n[metrics.throughput]\nbreach = 100\n'
         '[metrics.oldest_age]\nbreach = "6s"\n[metrics.availability]\nbreach = 0.9\n'
@@ -273,7 +273,7 @@ def test_what_was_not_measured_is_neither_met_nor_breached() -> None:
     assert found.verdict is Verdict.NO_DATA
 
 
-def test_what_begins_and_ends_is_told_once() -> None:
+def test_transition_is_reported_once_at_its_begin_and_end() -> None:
     violations = Violations(WAIT)
     waits_s = [1.0, 5.0, 5.5, 7.0, 9.0, None, 5.0, 1.0, 1.0]
 
@@ -348,7 +348,7 @@ samples = st.lists(
 
 
 @given(documents(), samples)
-def test_what_passes_the_check_is_judged_whatever_is_measured(
+def test_valid_agreement_is_judged_for_any_samples(
     text: str, measured: list[AgreementSample]
 ) -> None:
     try:

@@ -55,5 +55,5 @@ def test_an_agreement_that_nobody_judges_any_more_is_silent() -> None:
     assert kept.is_silent(now=30.0)
 
 
-def test_what_another_version_has_written_is_not_guessed_at() -> None:
+def test_status_of_another_version_is_ignored() -> None:
     assert StoredAgreementStatus.from_json(b'{"budget": 1}') is None

@@ -34,7 +34,7 @@ def test_tapas_example_with_what_was_seen() -> None:
     assert learned.metrics[2].warning == 8.0
 
 
-def test_what_is_worse_when_smaller_is_warned_of_above() -> None:
+def test_learned_warning_lies_above_the_breach_of_lower_bounds() -> None:
     learned, _ = with_learned_warnings(AGREEMENT, {"throughput": 8.0, "availability": 0.01}, 4.0)
 
     assert learned.metrics[1].warning == pytest.approx(140.0)

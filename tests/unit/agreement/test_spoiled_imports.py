@@ -118,7 +118,7 @@ HOSTED = 'name = "shop"\nhttp = "shop"\n[metrics.response_p95]\nbreach = "1s"\n'
         f'"\\u001b[31mname" = 1\n{HOSTED}',
     ],
 )
-def test_what_nobody_can_mean_is_a_short_complaint_and_steers_no_terminal(text: str) -> None:
+def test_nonsense_agreement_gives_a_short_error_without_escapes(text: str) -> None:
     with pytest.raises(AgreementInvalid) as caught:
         parse_agreement(text, "x.toml")
     said = str(caught.value)
@@ -176,7 +176,7 @@ def test_a_file_without_an_end_is_not_read_to_its_end(tmp_path: Path) -> None:
     assert read_agreement(file).name == "shop"
 
 
-def test_what_is_larger_than_any_agreement_is_not_read() -> None:
+def test_too_large_import_is_refused() -> None:
     with pytest.raises(AgreementInvalid, match="is larger than"):
         parse_tapas(b" " * 1_000_001, "x.xml")
     with pytest.raises(AgreementInvalid, match="is longer than"):

@@ -7,7 +7,7 @@ from tidegate.core.text import milliseconds, seconds, sparkline
 from tidegate_lab.loadgen.load import LoadProcessResult, LoadTask, Sequences, count_messages
 
 
-def test_what_two_consumers_saw_is_joined_and_repeats_are_counted() -> None:
+def test_sequences_of_two_consumers_join_and_count_repeats() -> None:
     first, second = Sequences(), Sequences()
     for sequence in range(10_000):
         (first if sequence % 2 else second).add(1, sequence)

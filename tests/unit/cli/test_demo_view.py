@@ -140,7 +140,7 @@ def test_the_lake_is_asked_about_the_windows_that_the_leader_gave_account_of(
     assert found == {"orders": (2, 1, 0)}
 
 
-def test_what_has_changed_is_told_once() -> None:
+def test_demo_view_reports_each_change_once() -> None:
     calm = moment(1, machine(1, MachineState.UP), machine(2, MachineState.WARM))
     busy = moment(3, machine(1, MachineState.UP), machine(2, MachineState.UP),
                   machine(3, MachineState.BOOTING), light=Light.BREACHED)  # fmt: skip

@@ -51,7 +51,7 @@ ASKS_A_NODE = [
 
 
 @pytest.mark.parametrize("command", ASKS_A_NODE, ids=lambda words: words[0])
-def test_nobody_who_answers_is_a_failure_and_another_engine_was_asked_wrongly(
+def test_missing_node_exits_1_and_wrong_engine_exits_2(
     command_line: CommandLine, command: list[str]
 ) -> None:
     nobody = command_line(*command, "--url", NOBODY)
@@ -108,7 +108,7 @@ def test_a_former_command_name_is_unknown(command_line: CommandLine, former: str
     ],
     ids=lambda words: " ".join(words),
 )
-def test_what_cannot_be_meant_was_asked_wrongly(
+def test_nonsense_arguments_exit_2_without_traceback(
     command_line: CommandLine, arguments: list[str]
 ) -> None:
     finished = command_line(*arguments)

@@ -25,7 +25,7 @@ def _wsgi(environ: object, start_response: object) -> None: ...
 def _factory() -> None: ...
 
 
-def test_what_is_an_asgi_application_and_what_only_looks_like_one() -> None:
+def test_why_no_asgi_names_what_an_object_is() -> None:
     assert why_no_asgi(_Framework()) == ""
     assert "name an instance" in why_no_asgi(_Framework)
     assert "WSGI" in why_no_asgi(_wsgi)

@@ -49,14 +49,14 @@ async def test_overrides_of_a_service_are_set_removed_and_recorded(store: Memory
     assert all(one.by for one in notes)
 
 
-async def test_what_several_say_at_once_all_holds(store: MemoryStore) -> None:
+async def test_concurrent_overrides_are_all_kept(store: MemoryStore) -> None:
     said = [{"most": 2}, {"concurrency": 9}, {"in_flight_max": 50}, {"instances": 1}]
     await asyncio.gather(*(override_service(store, "shop", one) for one in said))
     (service,) = await store.services()
     assert service.by_hand == ServiceOverride(most=2, concurrency=9, in_flight_max=50, instances=1)
 
 
-async def test_what_is_not_agreed_needs_other_bounds(store: MemoryStore) -> None:
+async def test_override_beyond_the_agreement_needs_other_bounds(store: MemoryStore) -> None:
     with pytest.raises(InvalidValue, match="instances 4: must be 1 to 3"):
         await override_service(store, "shop", {"instances": 4})
     assert (await override_service(store, "shop", {"instances": 4, "most": 5})).instances == 4

@@ -67,7 +67,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("own_policies_of_a_test", None)
 
 
-def test_it_chooses(here: Path) -> None:
+def test_own_policy_chooses_the_server(here: Path) -> None:
     servers = [Standin("a"), Standin("b")]
     policy = parse_balancing_policy("own_policies_of_a_test:Last", Random(1))
     assert [policy.choose(servers, "", "").name for _ in range(20)] == ["b"] * 20
@@ -76,7 +76,7 @@ def test_it_chooses(here: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "why"), [("Stranger", "it chose none of the candidates"), ("Fails", "it failed")]
 )
-def test_one_that_fails_takes_no_request_down_and_is_complained_of_once(
+def test_failing_policy_loses_no_request_and_is_logged_once(
     here: Path, caplog: pytest.LogCaptureFixture, name: str, why: str
 ) -> None:
     servers = [Standin("a"), Standin("b")]
@@ -100,7 +100,9 @@ def test_one_that_fails_takes_no_request_down_and_is_complained_of_once(
         ("fairest", "no policy is called 'fairest'"),
     ],
 )
-def test_what_is_none_is_refused_before_anything_starts(here: Path, name: str, says: str) -> None:
+def test_invalid_balancing_policy_is_refused_before_the_start(
+    here: Path, name: str, says: str
+) -> None:
     (here / "shop.toml").write_text(SHOP)
     with pytest.raises(InvalidValue, match=says):
         checked_request("shop:app", here / "shop.toml", ServiceOptions(balancing=name))

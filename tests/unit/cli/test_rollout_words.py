@@ -87,7 +87,7 @@ def test_a_version_that_the_leader_has_given_up_has_failed() -> None:
     assert rollout.trouble == "version 2 does not start: no database"
 
 
-def test_what_open_doors_do_not_take_over_is_told() -> None:
+def test_settings_that_running_doors_keep_are_named() -> None:
     spec = SERVICE.spec
     other = msgspec.structs.replace(spec, sticky=True, balancing="random", concurrency=7)
 

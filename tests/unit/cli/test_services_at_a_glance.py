@@ -43,7 +43,7 @@ def shown(view: OverviewRow, width: int = 80, height: int = 24) -> str:
     return console.export_text()
 
 
-def test_who_needs_most_comes_first() -> None:
+def test_glance_lists_the_most_urgent_service_first() -> None:
     rows = [
         row("plain", waiting=9),
         row("met", Light.MET),

@@ -89,7 +89,7 @@ def test_the_environment_wins_over_the_file(file: Path) -> None:
     assert settings.log.level == "debug"
 
 
-def test_what_is_not_set_by_default_can_be(file: Path) -> None:
+def test_environment_sets_keys_without_a_default(file: Path) -> None:
     assert load_settings(None, {}).metrics.port is None
     environment = {"TIDEGATE_METRICS__PORT": "0", "TIDEGATE_METRICS__ENABLED": "false"}
 
@@ -185,7 +185,7 @@ def test_a_complaint_about_several_keys_names_all_their_sources(file: Path) -> N
     ]
 
 
-def test_one_store_url_or_several_but_not_both(file: Path) -> None:
+def test_settings_refuse_store_url_together_with_urls(file: Path) -> None:
     (complaint,) = complaints(file, '[store]\nurl = "a"\nurls = ["b"]')
     assert "store.url and store.urls" in complaint
 
@@ -226,7 +226,7 @@ def test_properties_of_spark_are_whatever_spark_knows(file: Path) -> None:
     assert "hush" not in str(shown)
 
 
-def test_what_is_no_property_of_spark_is_refused(file: Path) -> None:
+def test_settings_refuse_unknown_spark_properties(file: Path) -> None:
     (complaint,) = complaints(file, "[spark]\nmastr = 'local'")
     assert "did you mean master?" in complaint
     (complaint,) = complaints(file, "[spark]\nspark.jars = ['a.jar']")
@@ -307,7 +307,7 @@ def test_the_environment_speaks_of_fleet_and_queues_too(file: Path) -> None:
     assert settings.queues["mails"].worker == "shop:app"
 
 
-def test_what_a_fleet_or_a_queue_cannot_be_is_refused_in_words(file: Path) -> None:
+def test_settings_explain_each_invalid_fleet_and_queue_key(file: Path) -> None:
     found = complaints(
         file,
         """
@@ -354,7 +354,7 @@ def test_stores_of_the_environment_stand_instead_of_the_files(file: Path) -> Non
     assert settings.store.all_urls == ["postgresql://c/x"]
 
 
-def test_what_is_shown_of_a_queue_can_be_written_back(file: Path) -> None:
+def test_shown_queue_settings_can_be_read_again(file: Path) -> None:
     file.write_text('[queues."a b"]\nmax_wait = "2s"\nworker = "shop:app"')
     before = load_settings(file, {})
 

@@ -39,7 +39,7 @@ def test_a_module_that_imports_another_shows_both_and_not_how_python_imports(
     )
 
 
-def test_what_cannot_be_parsed_shows_where(told: Told, tmp_path: Path) -> None:
+def test_syntax_error_of_an_application_shows_file_and_line(told: Told, tmp_path: Path) -> None:
     lines = told(shop="app = (\n")
 
     assert [line for line in lines if "File" in line] == [f'  File "{tmp_path}/shop.py", line 1']

@@ -125,7 +125,7 @@ def test_json_is_the_model_and_what_is_applied_is_the_queues_goal(bench: Bench) 
     assert "--prefetch-off" in str(again.exception)
 
 
-def test_what_is_applied_is_said_to_people(bench: Bench) -> None:
+def test_tune_prints_the_applied_goal(bench: Bench) -> None:
     done = bench.tune(
         *(bench.url, "--queue", "orders", "--target", "100/s", *ASKED, "--apply"),
     )

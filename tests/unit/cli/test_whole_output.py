@@ -39,7 +39,7 @@ class Raw(io.RawIOBase):
     ],
     ids=["a message", "what a child answers"],
 )
-def test_what_is_written_in_parts_arrives_whole(
+def test_output_is_complete_after_partial_writes(
     say: Callable[[], None], whole: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = Raw()

@@ -57,7 +57,7 @@ def test_sources_are_python_files_here_and_not_those_of_environments(folder: Pat
         ("several:shop[0]", "is no MODULE:APP"),
     ],
 )
-def test_what_was_tried_is_named(
+def test_load_app_error_names_what_it_tried(
     target: str, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in {

@@ -43,6 +43,6 @@ def test_a_url_names_nodes(url: str, nodes: list[tuple[str, int]]) -> None:
         None,
     ],
 )
-def test_what_is_no_url_is_refused_with_a_sentence(url: str) -> None:
+def test_invalid_url_is_refused_with_an_explanation(url: str) -> None:
     with pytest.raises(InvalidValue, match=r"write tidegate://|no port|no host"):
         parse_url(url)

@@ -192,7 +192,7 @@ def test_a_closed_client_says_so_and_leaves_no_thread(address: str) -> None:
     assert threading.active_count() == before
 
 
-def test_nobody_there_is_said_at_once() -> None:
+def test_blocking_connect_fails_at_once_without_a_node() -> None:
     before = threading.active_count()
     with pytest.raises(e.Unavailable), tidegate.connect("tidegate://127.0.0.1:1"):
         pass

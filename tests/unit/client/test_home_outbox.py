@@ -93,7 +93,7 @@ async def a_home_whose_batch_has_an_unknown_fate() -> tuple[
     return home, first, second
 
 
-async def test_nothing_overtakes_a_batch_whose_fate_is_asked_for() -> None:
+async def test_later_put_waits_while_the_result_of_a_batch_is_unknown() -> None:
     home, first, second = await a_home_whose_batch_has_an_unknown_fate()
     home.asked[0].set_result(False)
     assert await home.answer(PutMessageResponse(5)) == (NEW_HOME, 1)
@@ -101,14 +101,14 @@ async def test_nothing_overtakes_a_batch_whose_fate_is_asked_for() -> None:
     assert (await first, await second) == (5, 6)
 
 
-async def test_what_waited_for_a_fate_goes_when_the_batch_was_stored() -> None:
+async def test_waiting_put_is_sent_when_the_unknown_batch_was_stored() -> None:
     home, first, second = await a_home_whose_batch_has_an_unknown_fate()
     home.asked[0].set_result(True)
     assert await home.answer(PutMessageResponse(6)) == (NEW_HOME, 2)
     assert (await first, await second) == (0, 6)
 
 
-async def test_what_waited_for_a_fate_goes_when_nobody_can_tell_it() -> None:
+async def test_waiting_put_is_sent_when_the_batch_result_stays_unknown() -> None:
     home, first, second = await a_home_whose_batch_has_an_unknown_fate()
     home.asked[0].set_exception(InvalidValue("never heard of it"))
     assert await home.answer(PutMessageResponse(6)) == (NEW_HOME, 2)

@@ -25,7 +25,7 @@ SAMPLES = 12
 
 
 @pytest.mark.parametrize("knows_nothing", [True, False], ids=["not known", "refused"])
-async def test_nothing_came_and_nobody_can_say_what_waits_so_the_prefetch_is_held(
+async def test_prefetch_is_held_when_no_message_came_and_length_is_unknown(
     mq: Client, monkeypatch: pytest.MonkeyPatch, knows_nothing: bool
 ) -> None:
     async def waiting(_: Subscription) -> int | None:

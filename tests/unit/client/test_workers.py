@@ -374,7 +374,7 @@ async def test_a_function_may_settle_by_itself(app: tidegate.App, node: Node, mq
 
 @pytest.mark.parametrize("hurried", ["deadline", "second stop", "cancelled"])
 @pytest.mark.parametrize("kind", ["async", "sync"])
-async def test_what_has_not_ended_in_time_comes_back_flagged(
+async def test_unfinished_message_returns_flagged_after_the_drain(
     kind: str, hurried: str, app: tidegate.App, node: Node, mq: Client
 ) -> None:
     begun, cleaned_up = threading.Event(), False
@@ -416,7 +416,7 @@ async def test_what_has_not_ended_in_time_comes_back_flagged(
     never.set()
 
 
-async def test_who_does_not_listen_at_the_deadline_loses_its_message_all_the_same(
+async def test_handler_that_ignores_cancellation_loses_its_message(
     app: tidegate.App, node: Node, mq: Client
 ) -> None:
     begun = asyncio.Event()
@@ -632,7 +632,9 @@ async def test_failures_are_told_in_the_dead_letter(
     ]
 
 
-async def test_what_was_not_begun_has_not_failed(app: tidegate.App, node: Node, mq: Client) -> None:
+async def test_unstarted_messages_return_without_a_failure(
+    app: tidegate.App, node: Node, mq: Client
+) -> None:
     begun = asyncio.Event()
 
     @app.worker("orders", concurrency=1, prefetch=10)
@@ -652,7 +654,9 @@ async def test_what_was_not_begun_has_not_failed(app: tidegate.App, node: Node, 
     assert all(message.redelivered for message in again), "whoever says so may be wrong"
 
 
-async def test_what_was_cut_off_says_so(app: tidegate.App, node: Node, mq: Client) -> None:
+async def test_death_of_a_cut_off_message_names_the_stop(
+    app: tidegate.App, node: Node, mq: Client
+) -> None:
     begun = asyncio.Event()
 
     @app.worker("orders", policy=QueuePolicy(deliveries_max=1))
@@ -699,14 +703,14 @@ def test_a_payload_that_does_not_decode_says_what_is_wrong(
         (False, b"false", "application/json"),
     ],
 )
-def test_what_a_function_returns_is_written_by_its_type(
+def test_result_is_encoded_by_its_type(
     result: object, payload: bytes, content_type: str | None
 ) -> None:
     assert encode_payload(result) == (payload, content_type)
 
 
 @pytest.mark.parametrize("value", [object(), [object()]])
-def test_what_cannot_be_written_as_json_is_refused_with_what_can(value: object) -> None:
+def test_payload_without_json_form_is_refused_with_alternatives(value: object) -> None:
     with pytest.raises(e.InvalidValue, match=r"cannot be written as JSON: .*Give bytes, a string"):
         encode_payload(value)
 

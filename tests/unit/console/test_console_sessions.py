@@ -91,7 +91,7 @@ async def test_a_user_has_so_many_sessions_and_the_oldest_go(
     await sessions.close()
 
 
-async def test_who_guesses_is_kept_out_and_whom_they_guess_at_is_not(
+async def test_password_guesses_block_the_address_and_not_the_user(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounds, "GUESSES_MAX", 2)
@@ -167,7 +167,7 @@ async def test_the_connection_of_a_user_ends_with_the_last_session(node: Node) -
     assert len(node.sessions) <= before + 1
 
 
-async def test_who_logs_in_while_others_are_tidied_away_stays(node: Node) -> None:
+async def test_login_during_the_tidying_keeps_its_session(node: Node) -> None:
     await add_user(node, "ann", admin="*")
     await add_user(node, "ben", admin="*")
     clock, closing = Clock(), Closing("ann")

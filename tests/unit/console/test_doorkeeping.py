@@ -163,7 +163,7 @@ async def test_everything_has_the_headers_that_keep_browsers_safe(console: Conso
 @pytest.mark.parametrize(
     "path", ["/page/../model.py", "/page/%2e%2e/model.py", "/page/..%2fmodel.py", "/page/.hidden"]
 )
-async def test_nothing_but_the_page_is_served(console: Console, path: str) -> None:
+async def test_unknown_paths_are_not_found(console: Console, path: str) -> None:
     answer = await console.http.get(httpx.URL(console.address, raw_path=path.encode()))
 
     assert answer.status_code == 404

@@ -41,7 +41,7 @@ def test_percentiles_are_of_what_came_between_two_looks() -> None:
     assert abs(waits.p95_s - 1.0) < 0.1
 
 
-def test_nothing_delivered_has_no_percentiles() -> None:
+def test_percentiles_are_none_without_deliveries() -> None:
     histogram = Histogram()
     histogram.add(1.0)
     assert percentiles([bucket_increments(histogram.sparse(), histogram.sparse())]) == NO_WAITS

@@ -171,7 +171,7 @@ async def _row(console: Console, steering: str) -> dict[str, Any]:
     return found
 
 
-async def test_who_may_only_look_holds_no_application(node: Node, tmp_path: Path) -> None:
+async def test_reader_may_not_override_an_application(node: Node, tmp_path: Path) -> None:
     await _deployed(node)
     await add_user(node, "ann", read="shop")
     async with console_of(node, tmp_path) as console:

@@ -26,7 +26,7 @@ SOURCES = sorted(files_below(PAGE), key=str)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-def test_it_names_nobody_else_on_the_network(source: Traversable) -> None:
+def test_page_names_no_other_host(source: Traversable) -> None:
     # The name of a format is no address.
     text = source.read_text().replace('xmlns="http://www.w3.org/2000/svg"', "")
     assert re.findall(r"(?:https?:)?//[\w.-]+\.\w+", text) == []
@@ -35,13 +35,13 @@ def test_it_names_nobody_else_on_the_network(source: Traversable) -> None:
 @pytest.mark.parametrize(
     "source", [source for source in SOURCES if source.name.endswith(".js")], ids=lambda s: s.name
 )
-def test_what_a_server_says_can_only_become_text(source: Traversable) -> None:
+def test_page_inserts_server_texts_as_text_only(source: Traversable) -> None:
     text = source.read_text()
     ways = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|\beval\(|new Function"
     assert re.findall(ways, text) == []
 
 
-def test_nothing_is_inline() -> None:
+def test_page_has_no_inline_script_or_style() -> None:
     text = (PAGE / "index.html").read_text()
     assert re.findall(r"<script(?![^>]*\bsrc=)", text) == []
     assert re.findall(r"<style|\sstyle=|\son\w+=", text) == []

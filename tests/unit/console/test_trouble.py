@@ -110,7 +110,7 @@ async def test_while_no_node_answers_a_page_is_told_so_without_waiting_for_other
     await stream.aclose()
 
 
-async def test_what_no_node_answers_is_written_down_as_not_known(
+async def test_change_without_an_answer_is_audited_as_unknown(
     console: Console, node: Node, mq: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await mq.create_queue("orders")
@@ -167,7 +167,9 @@ async def _read(stream: Any) -> None:
         pass
 
 
-async def test_who_may_see_more_sees_it_whole(node: Node, connect: object) -> None:
+async def test_live_stream_begins_again_when_the_user_gets_a_grant(
+    node: Node, connect: object
+) -> None:
     client: Client = await connect(node)  # type: ignore[operator]
     await client.create_queue("orders")
     await client.create_queue("secret")

@@ -36,7 +36,7 @@ async def test_guesses_that_come_at_once_are_no_more_than_those_that_come_one_by
     assert statuses.count(401) < 3 + bounds._LOGINS_AT_A_TIME
 
 
-async def test_who_connects_and_does_not_ask_is_hung_up_on(
+async def test_connection_without_a_request_is_closed(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(application, "REQUEST_S_MAX", 0.2)

@@ -186,7 +186,7 @@ async def test_of_a_logical_queue_of_large_messages_it_is_said_that_there_are_mo
     assert found.is_cut
 
 
-async def test_who_may_read_dead_letters_is_offered_to_redrive_them_and_the_broker_decides(
+async def test_redrive_is_offered_to_readers_and_decided_by_the_broker(
     node: Node, mq: Client
 ) -> None:
     await dead_letter(mq, "orders", "no such customer")

@@ -162,7 +162,9 @@ async def test_of_two_who_steer_the_prefetch_at_once_the_second_is_told(
     assert deed["outcome"].startswith("refused: somebody else")
 
 
-async def test_who_has_seen_another_prefetch_goal_is_told(console: Console, mq: Client) -> None:
+async def test_prefetch_change_is_refused_when_the_goal_changed_meanwhile(
+    console: Console, mq: Client
+) -> None:
     await mq.create_queue("orders")
     path = "/api/queues/orders"
     seen = (await console.json("/services/queue/orders"))["prefetch_mark"]
@@ -179,7 +181,7 @@ async def test_who_has_seen_another_prefetch_goal_is_told(console: Console, mq: 
     assert answer.status_code == 204, answer.text
 
 
-async def test_who_pauses_while_another_steers_undoes_nothing(console: Console, mq: Client) -> None:
+async def test_pause_keeps_concurrent_policy_changes(console: Console, mq: Client) -> None:
     await mq.create_queue("orders")
     path = "/api/queues/orders"
 
@@ -226,7 +228,9 @@ async def test_replicas_are_taken_by_hand_and_given_back(console: Console, mq: C
     assert (await mq.topology("orders")).scaling.steering == "auto"
 
 
-async def test_who_has_seen_something_else_is_told(console: Console, mq: Client) -> None:
+async def test_scaling_change_is_refused_when_scaling_changed_meanwhile(
+    console: Console, mq: Client
+) -> None:
     await mq.create_queue("orders")
     await mq.set_scaling("orders", Scaling(replicas=Range(1, 3)))
     seen = (await console.json("/services/queue/orders"))["scaling_mark"]
@@ -256,7 +260,7 @@ async def test_shares_are_taken_by_hand_and_given_back(console: Console, mq: Cli
     assert not (await console.json("/services/queue/orders"))["shares_by_hand"]
 
 
-async def test_who_may_only_look_changes_nothing_and_is_told_how_to(
+async def test_reader_changes_nothing_and_is_told_the_missing_grant(
     node: Node, tmp_path: Path, connect: object
 ) -> None:
     client: Client = await connect(node)  # type: ignore[operator]

@@ -94,7 +94,7 @@ async def test_a_plain_queue_is_judged_by_its_responses_and_breaches_are_told() 
 
 
 @in_virtual_time
-async def test_one_that_scales_is_judged_once_by_each_agreement() -> None:
+async def test_elastic_queue_is_judged_once_by_each_agreement() -> None:
     text = PROMISED.format(breach="5s", name="orders")
     async with virtual_node() as house:
         node, mq = house.node, await house.connect()
@@ -155,7 +155,7 @@ def test_responses_are_waits_and_services_put_together() -> None:
     assert sum_responses(half, []) == []
 
 
-def test_who_is_acknowledged_later_has_waited_as_those_before() -> None:
+def test_late_acknowledgement_uses_the_earlier_waits() -> None:
     responses = QueueResponses()
     responses.complete(AgreementSample(1.0, times={"wait": [(2.0, 1.0)], "service": []}))
     found = responses.complete(AgreementSample(2.0, times={"wait": [], "service": [(1.0, 1.0)]}))

@@ -77,7 +77,7 @@ def test_the_papers_warm_pool_and_the_replicas_that_the_load_takes() -> None:
     assert found.prefetch == "keep-up"
 
 
-def test_what_was_learned_counts_before_what_the_agreement_says(tmp_path: Path) -> None:
+def test_plan_prefers_learned_figures_to_the_agreement(tmp_path: Path) -> None:
     found = planned(orders("capacity = 1"), knowing(tmp_path), slots_per_machine=2)
 
     # Of the queues that it governs the one that does least.
@@ -102,7 +102,7 @@ def test_of_an_http_service_the_capacity_of_an_instance_was_learned(tmp_path: Pa
     assert found.offer.load_max_per_s == pytest.approx(4 * 34.0)
 
 
-def test_what_is_promised_of_waits_takes_the_replicas_that_its_loop_would_have() -> None:
+def test_plan_for_waits_has_the_replicas_of_the_control_loop() -> None:
     """A short wait leaves replicas half idle: those that could just do it would breach it."""
     brief = parse_agreement(
         'name = "orders"\nqueue = "orders"\ncapacity = 30\n[metrics.wait_p99]\nbreach = "50ms"\n'
@@ -118,7 +118,7 @@ def test_what_is_promised_of_waits_takes_the_replicas_that_its_loop_would_have()
     assert found.offer.load_max_per_s == pytest.approx(9 * 15.0)
 
 
-def test_what_is_said_with_the_question_counts_most(tmp_path: Path) -> None:
+def test_plan_prefers_the_figures_of_the_command(tmp_path: Path) -> None:
     found = planned(
         orders("sla_delta = 0"), knowing(tmp_path), capacity_per_s=10.0, load_per_s=95.0
     )
@@ -127,7 +127,7 @@ def test_what_is_said_with_the_question_counts_most(tmp_path: Path) -> None:
     assert (found.replicas, found.machines_warm) == (11, 0)
 
 
-def test_what_nobody_knows_is_said_and_not_guessed() -> None:
+def test_plan_reports_unknown_figures() -> None:
     found = planned(orders("replicas = { min = 2 }"))
 
     assert (found.replicas, found.machines_working, found.machines_warm) == (2, 2, None)
@@ -186,7 +186,7 @@ def test_the_bounds_of_the_agreement_are_resources_too() -> None:
     assert nothing.missing[-1] == "even reduced it needs 2 replica(s), and there is room for 1"
 
 
-def test_what_no_machine_on_earth_can_do_is_refused_and_does_not_crash() -> None:
+def test_plan_refuses_an_impossible_agreement() -> None:
     found = planned(orders("capacity = 1e-300\nsla_delta = 1e300"), boot_s=1e9)
 
     assert found.state == "refused"

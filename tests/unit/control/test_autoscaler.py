@@ -95,7 +95,7 @@ def test_a_load_above_max_load_adds_a_replica_and_says_why() -> None:
     assert msgspec.json.decode(msgspec.json.encode(decision), type=Decision) == decision
 
 
-def test_what_waits_is_shared_out_among_those_that_can_be_reached() -> None:
+def test_average_load_counts_reachable_replicas_only() -> None:
     """Of four two are away: 390 wait in each of the others, and not 195."""
     there = (replica(number, waiting=390) for number in (1, 2))
     away = (replica(number, reachable=False) for number in (3, 4))
@@ -200,7 +200,7 @@ def test_a_load_above_min_load_cancels_the_removal() -> None:
     assert "plan cancelled" in decision.rule
 
 
-def test_what_was_ordered_and_has_no_slot_is_cancelled_before_a_replica_goes() -> None:
+def test_pending_replica_is_cancelled_before_a_replica_drains() -> None:
     autoscaler = Autoscaler(scaling(steering=ControlMode.MANUAL, replicas_wanted=1))
     assert orders(autoscaler.decide(queue(replica(1), replica(2), pending=2))) == [CancelPending(2)]
     assert orders(autoscaler.decide(queue(replica(1), replica(2), at=1001.0))) == [Drain(2)]
@@ -240,7 +240,7 @@ def test_before_anything_was_measured_it_says_so() -> None:
     assert all(math.isfinite(figure) for figure in decision.inputs.values())
 
 
-def test_what_is_not_known_is_left_out_of_the_inputs() -> None:
+def test_decision_inputs_leave_out_unknown_values() -> None:
     assert "capacity_per_s" not in Autoscaler(scaling()).decide(queue(replica(1))).inputs
 
 

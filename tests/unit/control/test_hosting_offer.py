@@ -35,12 +35,12 @@ def room(slots: int) -> AvailableSlots:
     return AvailableSlots(slots, f"{slots} slot(s) are there for it")
 
 
-def test_what_can_be_kept_is_offered_without_a_word() -> None:
+def test_offer_is_unchanged_when_slots_suffice() -> None:
     for there in (room(5), None):
         assert make_offer(shop(), with_spares(1), there) == (shop(), with_spares(1))
 
 
-def test_what_cannot_be_kept_is_refused_with_what_is_missing_and_what_helps() -> None:
+def test_offer_refusal_names_missing_slots_and_remedies() -> None:
     with pytest.raises(LimitReached) as refused:
         make_offer(shop(), with_spares(), room(2))
 
@@ -62,7 +62,7 @@ def test_spares_need_a_slot_too() -> None:
         make_offer(shop(), with_spares(2), room(5))
 
 
-def test_what_is_offered_instead_is_what_is_deployed() -> None:
+def test_reduced_offer_is_the_deployed_agreement() -> None:
     less, spec = make_offer(shop('insufficient = "reduce"'), with_spares(1), room(2))
 
     assert parse_agreement(spec.agreement, "shop.toml") == less
@@ -87,7 +87,7 @@ def test_spares_that_there_is_no_room_for_are_all_that_is_taken() -> None:
     assert less.resources.load_max_per_s is None
 
 
-def test_what_is_left_of_it_must_not_contradict_itself() -> None:
+def test_reduced_offer_that_contradicts_itself_is_refused() -> None:
     # 20 below the warning in the second that it takes; of what is offered only 10 are left.
     agreement = shop('insufficient = "reduce"\nreconfiguration = "1s"')
     steep = replace(agreement, metrics=(replace(agreement.metrics[0], slope_per_s=15.0),))

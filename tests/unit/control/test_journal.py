@@ -55,7 +55,7 @@ async def test_changes_are_always_kept_and_the_turning_of_shares_never() -> None
     assert {one.at for one in found} == {1000.0}
 
 
-async def test_what_goes_on_is_kept_when_it_begins_and_once_a_minute() -> None:
+async def test_repeated_decision_is_stored_at_its_begin_and_once_a_minute() -> None:
     kept = Kept()
     for _ in range(4):
         await kept.write("held: stale", inputs={"age_s": math.inf, "replicas": 2.0})
@@ -87,7 +87,7 @@ async def test_the_newest_entry_says_that_things_are_well_again() -> None:
     ]
 
 
-def test_what_a_worker_said_is_told_once_and_not_with_every_death() -> None:
+def test_worker_error_is_reported_once() -> None:
     words = WorkerErrors()
     waiting = [ReplicaSample(number=2, machine_id=7)]
 
@@ -111,7 +111,7 @@ def _learn(folder: Path, kind: str, subject: str, **parameters: float) -> None:
     ModelRegistry(folder).add_models(kind, "run", datetime.now(UTC), [model])
 
 
-def test_what_was_learned_stands_in_for_what_nobody_has_said(tmp_path: Path) -> None:
+def test_learned_models_replace_unset_values(tmp_path: Path) -> None:
     learned = AcceptedModels(ModelRegistry(tmp_path))
     learned.refresh(0.0)
     by_clients = Scaling(policy=ScalingPolicy.CLIENTS)

@@ -174,7 +174,7 @@ LITTLE_MEMORY = 220e6
 MEMORY = '\n[metrics.free_memory]\nbreach = "200MB"\nwarning = "20%"\n'
 
 
-async def test_one_that_stays_short_of_memory_is_replaced_and_no_other() -> None:
+async def test_only_an_instance_with_lasting_memory_shortage_is_replaced() -> None:
     plant = await running(Plant(agreed(least=3) + MEMORY))
     plant.clients = lambda now: 6
     until = plant.now + 10.0
@@ -238,7 +238,7 @@ async def test_a_lone_instance_short_of_memory_goes_when_another_one_serves(
     assert not plant.failures
 
 
-async def test_one_that_was_slow_for_a_moment_comes_back_to_its_share() -> None:
+async def test_instance_regains_its_weight_after_a_slow_moment() -> None:
     plant = await busy(20, 20.0, agreed(least=3))
     plant.servers[2].slowness = 3.0
     await plant.run(5.0)
@@ -320,7 +320,7 @@ async def test_without_a_slot_or_a_spare_the_load_is_shed_and_the_others_are_not
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_who_is_answered_just_in_time_is_not_refused(seed: int) -> None:
+async def test_admission_refuses_no_request_that_is_answered_in_time(seed: int) -> None:
     """A sum says that one or two are too many; to refuse them would break what is kept."""
     text = agreed(4, least=2).replace("20%", "10%")
     plant = await running(Plant(text, service_s=SERVICE_S, spread=SPREAD, seed=seed))
@@ -371,7 +371,7 @@ async def test_a_rollout_that_waits_for_slots_of_those_that_drain_is_no_shortage
     assert "shortage" not in plant.alerts.kinds()
 
 
-async def test_who_is_refused_is_no_reason_to_refuse_more() -> None:
+async def test_refused_requests_do_not_lower_the_admission_limit() -> None:
     """Availability is breached by refusing; a bound that shrank by that would shrink to nothing."""
     promised = f"{agreed(1)}\n[metrics.availability]\nbreach = 0.99\n"
     plant = await running(Plant(promised, slots=1))
@@ -620,9 +620,7 @@ async def test_a_version_that_does_not_start_harms_nobody_and_is_tried_ever_less
     assert (await plant.service()).detail == ""
 
 
-async def test_one_that_cannot_start_is_tried_ever_less_often_though_its_siblings_are_well() -> (
-    None
-):
+async def test_failing_instance_is_retried_at_growing_intervals() -> None:
     is_able = True
     three, four = (agreed(least=least) for least in (3, 4))
     plant = await running(Plant(three, start_s=0.5, starts=lambda version: is_able), 20.0)
@@ -1014,7 +1012,7 @@ async def test_a_service_that_is_undeployed_is_forgotten() -> None:
     assert not plant.loop.services
 
 
-async def test_who_leads_no_more_orders_nothing() -> None:
+async def test_former_leader_cannot_order_instances() -> None:
     plant = await running(Plant())
     old, loop = await plant.epoch(), plant.loop
     await plant.change_leader()
@@ -1080,7 +1078,7 @@ async def test_a_breach_is_told_though_the_store_takes_no_order(
     assert plant.alerts.kinds().count("violation") == 1
 
 
-async def test_one_that_is_started_again_did_not_take_all_its_life_to_start() -> None:
+async def test_restarted_instance_has_the_start_time_of_its_restart() -> None:
     def instance(ready_at: float | None, number: int = 1) -> Instance:
         state = InstanceState.FAILED if ready_at is None else InstanceState.READY
         return Instance(
@@ -1104,7 +1102,7 @@ async def test_one_that_is_started_again_did_not_take_all_its_life_to_start() ->
     assert following.start_s == START_S
 
 
-async def test_one_that_was_placed_again_took_no_longer_for_the_next_leader() -> None:
+async def test_start_time_survives_placement_and_a_new_leader() -> None:
     plant = await running(Plant(agreed(least=2), start_s=1.5), 60.0)
     for one in await plant.instances():
         # Its machine is lost.
@@ -1121,7 +1119,7 @@ async def test_one_that_was_placed_again_took_no_longer_for_the_next_leader() ->
     assert configuration.performance.start_s == pytest.approx(1.5, abs=0.3)
 
 
-async def test_who_is_not_needed_becomes_the_spare_that_is_missing() -> None:
+async def test_superfluous_instance_becomes_the_missing_spare() -> None:
     plant = await running(Plant(slots=2))
     plant.clients = lambda now: 20 if now < 40.0 else 5
     await plant.run(20.0)

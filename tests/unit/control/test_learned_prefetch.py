@@ -50,13 +50,13 @@ def test_the_goals_own_model_counts_more(learned: PrefetchModels) -> None:
 
 
 @pytest.mark.parametrize("client", ["runaway", "useless", "poor", "stranger"])
-def test_what_is_no_plant_or_was_not_accepted_is_not_used(
+def test_invalid_or_refused_prefetch_model_is_not_used(
     learned: PrefetchModels, client: str
 ) -> None:
     assert learned.of(GOAL, "orders", client) is None
 
 
-def test_nobody_is_steered_by_another_queues_model(learned: PrefetchModels) -> None:
+def test_prefetch_model_of_another_queue_is_not_used(learned: PrefetchModels) -> None:
     assert learned.of(GOAL, "invoices", "billing") is None
     assert learned.schedule(GOAL, "invoices", "billing") is None
 

@@ -34,7 +34,7 @@ def test_a_drain_that_takes_long_says_what_keeps_it() -> None:
     assert lingering.words(TOPOLOGY, sample(late, consumers=1)) == []
 
 
-def test_one_that_is_back_at_work_begins_anew() -> None:
+def test_lingering_starts_again_after_a_replica_served() -> None:
     lingering = Lingering()
     lingering.words(TOPOLOGY, sample(0.0, waiting=1))
     lingering.words(TOPOLOGY, sample(5.0, state=ReplicaState.SERVING))

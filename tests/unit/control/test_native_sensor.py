@@ -62,7 +62,7 @@ def test_a_look_that_was_held_up_by_one_node_makes_nobody_seem_quicker() -> None
     assert (replica.produced_per_s, replica.consumed_per_s) == (40.0, 40.0)
 
 
-def test_what_arrives_at_the_alias_and_at_replicas_adds_up() -> None:
+def test_arrivals_at_alias_and_replicas_are_summed() -> None:
     def said(at_alias: int, at_first: int) -> SensorClusterStats:
         queues = given.queue(10, put=at_alias, waiting=7), given.queue(11, put=at_first)
         return given.cluster(given.node(1, *queues))

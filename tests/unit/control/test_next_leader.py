@@ -103,7 +103,7 @@ async def test_a_leader_that_dies_before_it_orders_what_it_has_decided_is_finish
     assert await wanted(plant) == 2
 
 
-async def test_what_an_instance_can_do_is_known_to_the_next_leader() -> None:
+async def test_next_leader_knows_the_capacity_of_an_instance() -> None:
     plant = await three_serve()
     loop = plant.loop.services["shop"].configuration
     assert loop is not None

@@ -85,7 +85,7 @@ def test_of_a_replica_that_answers_for_the_first_time_nobody_knows_what_is_new()
     assert back.accepted == 0.0
 
 
-def test_what_was_counted_in_a_silence_of_the_owner_belongs_to_all_of_it() -> None:
+def test_count_after_an_owners_silence_is_spread_over_the_silence() -> None:
     def said(put: int) -> SensorClusterStats:
         return given.cluster(given.node(1, given.queue(10, put=put), given.queue(11, put=put)))
 
@@ -100,7 +100,7 @@ def test_what_was_counted_in_a_silence_of_the_owner_belongs_to_all_of_it() -> No
     assert (back.interval_s, back.accepted) == (20.0, 400.0)
 
 
-def test_what_waits_where_nobody_answers_gets_older() -> None:
+def test_oldest_age_grows_while_a_replica_does_not_answer() -> None:
     one = given.queue(11)
     two = given.queue(12, waiting=3, oldest_age_s=1.0)
     samples = _sampled((TWO, _said(one, two)), (TWO, _said(one)), (TWO, _said(one)))

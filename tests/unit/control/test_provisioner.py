@@ -48,7 +48,7 @@ def test_a_decision_says_what_would_have_changed_it() -> None:
     assert "A replica without a place" in Provisioner().decide([], [want(0)]).otherwise
 
 
-def test_what_boots_already_is_not_booted_again() -> None:
+def test_booting_machine_satisfies_the_need() -> None:
     fleet = [machine(1, used=2), machine(2, BOOTING)]
     assert decide(fleet, want(2)) == []
     assert decide(fleet, want(3)) == [Boot(slots=2)]

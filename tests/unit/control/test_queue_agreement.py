@@ -93,7 +93,7 @@ def test_a_learned_warning_lies_as_far_before_the_breach_as_a_replica_takes_to_c
     assert "a reconfiguration takes" in agreement.lessons[0].because
 
 
-def test_nothing_is_learned_of_a_throughput_that_falls_because_producers_stop() -> None:
+def test_slope_is_not_learned_when_producers_stop() -> None:
     throughput = '[metrics.throughput]\nbreach = 100\nwarning = "learned"\n'
     agreement = QueueAgreement(said(LEARNED + throughput), "orders")
     for at_s in range(1, 40):
@@ -106,7 +106,7 @@ def test_nothing_is_learned_of_a_throughput_that_falls_because_producers_stop() 
     assert agreement.wait_target(None).throughput_per_s == pytest.approx(120.0)
 
 
-def test_what_the_lake_has_seen_of_an_agreement_counts_as_well() -> None:
+def test_learned_slope_of_the_lake_moves_the_warning() -> None:
     agreement = QueueAgreement(said(LEARNED), "orders")
     figures = {"slope_wait_p99": 0.4, "reconfiguration_s": 6.0}
     learned = StoredModel("shop", True, "", figures, {}, 1, 0.0, 1.0)

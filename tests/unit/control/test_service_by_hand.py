@@ -104,7 +104,7 @@ async def test_requests_at_a_time_are_held_and_not_adapted() -> None:
     assert plant.refused == refused or await plant.store.admission("shop") is not None
 
 
-def test_what_cannot_be_is_refused_and_what_changed_is_told() -> None:
+def test_override_problems_name_invalid_overrides() -> None:
     assert override_problems(NO_OVERRIDE) == []
     assert (
         override_problems(
@@ -127,7 +127,7 @@ def test_what_cannot_be_is_refused_and_what_changed_is_told() -> None:
     )
 
 
-def test_one_bound_by_hand_moves_the_other_if_it_must() -> None:
+def test_override_of_one_bound_moves_the_other() -> None:
     assert NO_OVERRIDE.bounds(1, 3) == (1, 3)
     assert ServiceOverride(least=5).bounds(1, 3) == (5, 5)
     assert ServiceOverride(most=1).bounds(2, 3) == (1, 1)

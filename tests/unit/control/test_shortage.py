@@ -15,7 +15,7 @@ def test_a_moment_is_no_news_and_what_lasts_is_told_once() -> None:
     assert shortage.told == "no slot"
 
 
-def test_it_is_over_when_nothing_lacks_for_a_while_also_for_the_next_leader() -> None:
+def test_shortage_ends_when_nothing_lacked_for_a_while() -> None:
     shortage = CapacityShortage("no slot")
     assert shortage.update("no slot", 0.0) is None
     assert shortage.update("", 1.0) is None

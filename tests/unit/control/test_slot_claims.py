@@ -68,7 +68,7 @@ def test_the_least_and_the_spares_of_another_are_not_promised_twice() -> None:
     assert found.words == "0 slot(s) are there for it beside 4 of blog"
 
 
-def test_what_a_throughput_takes_is_promised_as_well_and_a_persons_word_goes_before() -> None:
+def test_slot_claims_count_throughput_and_prefer_overrides() -> None:
     # 120/s without a warning, at 36/s each, no busier than 85 %.
     blog = service("blog", "{ min = 1, max = 8 }", more="capacity = 36")
     held = service(
@@ -94,7 +94,7 @@ def test_slots_that_others_are_in_are_taken_and_our_own_are_ours() -> None:
     assert available_slots(SHOP, [machine(1), machine(2)], 2, everybody).slots == 4
 
 
-def test_what_a_queue_is_entitled_to_takes_the_machines_that_are_booted_for_it() -> None:
+def test_slot_claims_of_a_queue_take_whole_machines() -> None:
     everybody = slot_claims([], [], [queue("orders", least=3)])
 
     # A machine each of three, which leaves one of four.

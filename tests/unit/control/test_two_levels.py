@@ -161,7 +161,7 @@ async def test_a_door_that_nobody_heard_of_for_long_does_not_count_its_whole_lif
     assert reading(reader, doors, 12.0).answered_per_s == 30.0 + 20.0 + 40.0
 
 
-async def test_who_is_silent_for_long_counts_no_more() -> None:
+async def test_silent_door_is_left_out_after_a_while() -> None:
     reader = DoorReader()
     reader.read([sample(100.0, 0), sample(100.0, 0, door="b")], 0.0)
     reader.read([sample(101.0, 30), sample(101.0, 30, door="b")], 1.0)
@@ -199,7 +199,7 @@ def fed(
     return entries
 
 
-async def test_what_doors_report_is_judged_in_windows_with_evidence() -> None:
+async def test_monitor_judges_door_reports_in_windows() -> None:
     monitoring = ServiceMonitor(SHOP)
     [entry, *_] = fed(monitoring, 1.5, 0)
     assert entry.window.verdict is Verdict.BREACHED  # type: ignore[attr-defined]
@@ -281,7 +281,7 @@ def probed(duration_s: float = 0.1, failure: str = "") -> ProbeSample:
         (probed(), read(trouble="HAProxy does not run"), "doors report: HAProxy does not run"),
     ],
 )
-async def test_one_says_well_and_the_other_does_not(
+async def test_disagreement_of_door_and_probe_is_reported_once(
     probe: ProbeSample, seen: MergedServiceSample, says: str
 ) -> None:
     disagreement = Disagreement()
@@ -346,7 +346,7 @@ def asked_in_turn(
     return disagreements, said
 
 
-async def test_one_of_two_doors_that_hangs_is_told_of_though_the_other_goes_on() -> None:
+async def test_hanging_door_is_reported_while_the_other_serves() -> None:
     well = ProbeSample(0.0, "", 0.1, 200)
     disagreements, said = asked_in_turn(10, 40, well)
     (begun_s, begins), (over_s, over) = said
@@ -359,7 +359,7 @@ async def test_one_of_two_doors_that_hangs_is_told_of_though_the_other_goes_on()
     assert len(disagreements.addresses) == 2
 
 
-async def test_one_of_two_doors_that_has_ended_is_no_disagreement() -> None:
+async def test_ended_door_is_no_disagreement() -> None:
     ended = ProbeSample(0.0, "", 0.1, None, "connection refused", nobody_listens=True)
     disagreements, said = asked_in_turn(10, 10, ended)
     assert said == []

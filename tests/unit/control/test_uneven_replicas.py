@@ -44,7 +44,7 @@ def shown(plant: Plant, told: Scaling) -> Plant:
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_one_that_was_slow_and_is_well_again_makes_no_removal_come_and_go(count: int) -> None:
+def test_recovered_slow_replica_causes_no_reversals(count: int) -> None:
     """The mean of all fits into one replica, what the slow one is known to do does not."""
     told = scaling(ScalingPolicy.AGREEMENT, 4)
     plant = Plant.serving(
@@ -139,7 +139,7 @@ def known(**rates: float) -> tuple[ReplicaCapacities, SampleTotals]:
     return capacities, reading
 
 
-def test_who_does_much_less_than_the_others_is_slow() -> None:
+def test_replica_far_below_the_others_is_slow() -> None:
     for rates, slow in (
         ({"r1": 13.0, "r2": 40.0}, {1}),
         ({"r1": 31.0, "r2": 40.0, "r3": 40.0}, set()),
@@ -150,7 +150,7 @@ def test_who_does_much_less_than_the_others_is_slow() -> None:
         assert capacities.slow(reading) == slow
 
 
-def test_what_fewer_can_do_is_the_mean_of_those_that_stay() -> None:
+def test_capacity_of_fewer_replicas_is_the_mean_of_the_rest() -> None:
     capacities, reading = known(r1=10.0, r2=20.0, r3=60.0)
     # Of the fourth nothing was seen yet.
     assert capacities.of_fewer([4, 1, 2, 3]) == (30.0, 10.0, 15.0, 30.0)

@@ -51,7 +51,7 @@ def test_homes_are_spread_over_those_that_serve() -> None:
     )
 
 
-def test_nobody_serves_and_homes_stay() -> None:
+def test_assignments_stay_when_no_replica_serves() -> None:
     topology = given.topology(given.place(1, state=STARTING), homes=[7] * ASSIGNMENT_SLOTS)
     assert TopologyReconciler().assignments(topology, lambda number: NOTHING) is None
 

@@ -50,7 +50,7 @@ def test_a_door_that_began_anew_counts_from_zero() -> None:
     assert sample_delta(before, door(accepted=2, answered=9)).accepted == 2
 
 
-def test_what_came_before_the_first_instance_counts_for_nothing() -> None:
+def test_sample_delta_ignores_counts_before_the_first_instance() -> None:
     waiting = door(accepted=7, refused=7, by_class={"5xx": 7}, has_begun=False)
     begun = door(at=11.0, accepted=9, answered=1, refused=8, by_class={"2xx": 1, "5xx": 8})
 

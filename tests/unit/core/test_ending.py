@@ -30,7 +30,7 @@ async def test_a_task_that_loses_a_cancellation_is_told_again() -> None:
     assert lost == 2
 
 
-async def test_what_has_failed_is_over_and_nobody_hears_of_it() -> None:
+async def test_cancel_and_wait_swallows_the_error_of_a_failed_task() -> None:
     async def fails() -> None:
         raise RuntimeError("too late to matter")
 

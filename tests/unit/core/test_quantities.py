@@ -36,7 +36,7 @@ def test_a_duration_is_read(text: str, duration_s: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", "30", "s", "-1s", "1 fortnight", "5M", "1e3s", "1s2", "nan s", "9" * 400 + "s"]
 )
-def test_what_is_no_duration_is_refused_with_what_is_allowed(text: str) -> None:
+def test_invalid_duration_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(InvalidValue, match="such as 250ms") as refused:
         parse_duration_s(text)
     # Of what is endless, the beginning.
@@ -64,7 +64,7 @@ def test_a_size_is_read(text: str | int, size_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1", "1.5B", "1 potato", "1MiBB", "0x10"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(InvalidValue):
         parse_size_bytes(text)
 
@@ -117,6 +117,6 @@ def test_a_rate_is_messages_in_a_time(text: str, per_s: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", "400", "fast", "-1/s", "4/", "4/x", "/s", "4/s/s", "nan", "1e3/s"]
 )
-def test_what_is_no_rate_is_refused(text: str) -> None:
+def test_invalid_rate_is_refused(text: str) -> None:
     with pytest.raises(InvalidValue, match="not a rate such as"):
         parse_rate_per_s(text)

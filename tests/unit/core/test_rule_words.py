@@ -79,7 +79,7 @@ def test_a_rule_is_told_in_plain_words(rule: str) -> None:
         assert len(told.split()) >= 3, f"{told}: say it as a clause"
 
 
-def test_what_is_put_together_is_told_whole() -> None:
+def test_format_rule_explains_combined_rules() -> None:
     assert format_rule("capacity unknown: avg_load > max_load, at max") == (
         "what a replica can do is not known yet: more messages wait for each replica than max_load "
         "allows, but no more are allowed"

@@ -30,7 +30,7 @@ def test_texts_of_a_command_line_and_values_of_a_file_mean_the_same() -> None:
     assert with_scaling_keys(DEFAULT_SCALING, by_value | {"warm": 1}) == expected
 
 
-def test_what_is_not_named_stays_and_none_takes_back() -> None:
+def test_scaling_keys_keep_unnamed_values_and_none_resets() -> None:
     before = with_scaling_keys(DEFAULT_SCALING, {"max": 4, "warm": 2, "cooldown-period": "30s"})
     after = with_scaling_keys(before, {"warm": "none"})
     assert (after.replicas.max, after.cooldown_period_s, after.warm) == (4, 30.0, None)
@@ -73,7 +73,7 @@ def test_a_scaling_is_written_as_it_was_read() -> None:
         ({"max_load": float("nan")}, "max_load"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_what_is_allowed(
+def test_invalid_scaling_key_is_refused_with_allowed_values(
     changes: dict[str, object], says: str
 ) -> None:
     with pytest.raises(InvalidValue) as refused:

@@ -103,7 +103,7 @@ def test_a_wheel_goes_as_it_is(tmp_path: Path) -> None:
         pack_code(wheel)
 
 
-def test_what_cannot_be_shipped_is_refused_before_it_is(
+def test_pack_code_refuses_missing_empty_and_linked_files(
     shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(InvalidValue, match="neither a folder nor a wheel"):
@@ -167,7 +167,7 @@ def as_nobody() -> Iterator[Path]:
                 os.seteuid(0)
 
 
-def test_what_may_not_be_read_is_refused_in_words() -> None:
+def test_pack_code_names_files_without_permission() -> None:
     with as_nobody() as folder:
         (folder / "a.py").write_text("app = 1")
         (folder / "wheel.whl").write_bytes(archive_of(("a.py", b"app = 1")))
@@ -208,7 +208,7 @@ def _link(name: str, target: bytes) -> tuple[zipfile.ZipInfo, bytes]:
         pytest.param(b"no archive", id="no archive"),
     ],
 )
-def test_nothing_that_leads_out_of_its_folder_is_unpacked(content: bytes, tmp_path: Path) -> None:
+def test_unpack_refuses_paths_outside_its_folder(content: bytes, tmp_path: Path) -> None:
     target = tmp_path / "cache" / "code"
     with pytest.raises((InvalidValue, OSError)):
         unpack(content, digest_of(content), target)
@@ -279,9 +279,7 @@ async def test_a_machine_fetches_code_once_and_clears_up_after_the_dead(
     assert [path.name for path in (tmp_path / "packages").iterdir()] == ["lock"]
 
 
-async def test_what_a_killed_machine_left_is_neither_run_nor_cleared_up_under_its_successor(
-    shop: Path, tmp_path: Path
-) -> None:
+async def test_package_cache_ignores_files_of_a_killed_machine(shop: Path, tmp_path: Path) -> None:
     store = MemoryStore()
     digest = await store.put_package(pack_code(shop))
     left = tmp_path / "packages" / "machine-7" / digest

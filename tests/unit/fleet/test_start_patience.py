@@ -31,7 +31,7 @@ def test_a_start_that_never_ends_is_given_up_at_last() -> None:
     assert patience.is_over(StartPatience.MOST_S, 300.0)
 
 
-def test_who_is_gone_uses_nothing() -> None:
+def test_processor_time_of_a_missing_process_is_none() -> None:
     # Rounded down to ticks of the kernel's, so never more than we know of ourselves.
     used_s = processor_s(os.getpid())
     assert used_s is not None

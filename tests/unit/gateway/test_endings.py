@@ -134,7 +134,7 @@ def unsent_bytes(gateway: Gateway) -> int:
     return connection._transport.get_write_buffer_size()
 
 
-async def test_who_reads_its_last_answer_slowly_gets_all_of_it() -> None:
+async def test_slow_client_gets_its_whole_last_response() -> None:
     loop = asyncio.get_running_loop()
     async with plain_server(answers) as address, Gateway([address]) as gateway:
         client = await asked_and_unread(gateway)
@@ -151,7 +151,7 @@ async def test_who_reads_its_last_answer_slowly_gets_all_of_it() -> None:
         await nobody_left(gateway)
 
 
-async def test_who_does_not_read_its_last_answer_is_hung_up_on() -> None:
+async def test_client_that_does_not_read_its_last_response_is_closed() -> None:
     async with plain_server(answers) as address, Gateway([address]) as gateway:
         client = await asked_and_unread(gateway)
         let_pass(gateway, 0.0)
@@ -179,7 +179,7 @@ async def test_a_slow_reader_is_waited_for_though_it_has_as_much_to_read_as_befo
         client.close()
 
 
-async def test_who_closes_its_side_and_does_not_read_is_hung_up_on_all_the_same() -> None:
+async def test_half_closed_client_that_does_not_read_is_closed() -> None:
     async with plain_server(answers) as address, Gateway([address]) as gateway:
         client = await asked_and_unread(gateway, b"keep-alive")
         (connection,) = front_of(gateway).clients
@@ -226,7 +226,7 @@ def test_a_client_that_has_just_reset_its_connection_can_be_seen_to() -> None:
     asyncio.run(reset())
 
 
-async def test_one_connection_that_cannot_be_seen_to_keeps_no_other_from_its_end(
+async def test_failing_expiry_of_one_connection_does_not_stop_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with plain_server(answers) as address, Gateway([address]) as gateway:

@@ -83,7 +83,7 @@ def test_a_chunked_answer_with_a_trailer_is_whole_however_it_is_cut(step: int) -
         answers_in(data[:-4] + b"1" * MOST_BYTES * 3, min(step, 1460))
 
 
-def test_what_came_before_a_head_in_the_same_read_is_no_part_of_it() -> None:
+def test_head_limit_does_not_count_an_earlier_body() -> None:
     body = b"y" * MOST_BYTES * 10
     reader = RequestReader(MOST_BYTES, None)
     post = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
@@ -105,7 +105,7 @@ def test_of_upgrades_that_are_not_offered_any_number_may_come_at_once() -> None:
     assert refusal.status == 400
 
 
-async def test_who_talks_before_the_server_has_switched_is_held_and_loses_nothing() -> None:
+async def test_early_websocket_data_is_held_until_the_switch() -> None:
     early = bytes(range(256)) * 20_000
     switch = asyncio.Event()
     heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()

@@ -138,7 +138,7 @@ EXPECTING = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nExpect: 100-con
 PATIENT = GatewayLimits(body_grace_s=20.0, answer_timeout_s=60.0)
 
 
-async def test_who_waits_for_100_continue_in_vain_is_not_told_that_it_is_slow() -> None:
+async def test_client_without_100_continue_gets_no_408() -> None:
     asked = asyncio.Event()
 
     async def says_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -160,7 +160,7 @@ async def test_who_waits_for_100_continue_in_vain_is_not_told_that_it_is_slow() 
         writer.close()
 
 
-async def test_who_is_told_to_continue_has_the_whole_time_of_a_body_from_then_on(
+async def test_body_time_begins_at_100_continue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked, go_on = asyncio.Event(), asyncio.Event()
@@ -263,7 +263,7 @@ async def test_a_websocket_that_is_declined_leaves_the_connection_as_it_was() ->
     server.close()
 
 
-async def test_who_asks_and_never_reads_is_not_read_any_more() -> None:
+async def test_gateway_stops_reading_from_a_client_that_never_reads() -> None:
     async with bookshops("a") as (shop,), Gateway([shop.address]) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
         asks = b"GET /large/64 HTTP/1.1\r\nHost: shop\r\n\r\n" * 100
@@ -375,7 +375,7 @@ async def test_beyond_its_limits_a_gateway_sheds_and_says_when_to_come_again() -
             assert (gateway.accepted, gateway.answered, gateway.refusals) == (4, 2, {503: 2})
 
 
-async def test_what_is_too_large_is_refused() -> None:
+async def test_gateway_refuses_too_large_heads_and_bodies() -> None:
     async with bookshops("a") as (shop,):
         limits = GatewayLimits(header_bytes_max=1024, body_bytes_max=10)
         async with Gateway([shop.address], limits=limits) as gateway:
@@ -392,7 +392,7 @@ async def test_what_is_too_large_is_refused() -> None:
     assert shop.app.requests == [("POST", "/length", 10)]
 
 
-async def test_who_is_too_slow_is_hung_up_on() -> None:
+async def test_gateway_closes_slow_clients() -> None:
     async with bookshops("a") as (shop,), Gateway([shop.address]) as gateway:
         front, limits = front_of(gateway), GatewayLimits()
         too_slow = asyncio.gather(

@@ -152,7 +152,7 @@ async def test_a_gateway_that_stops_waits_for_nobody_that_it_does_not_listen_to(
         assert await stopping == 0
 
 
-async def test_who_leaves_while_it_is_not_listened_to_leaves_nothing_behind() -> None:
+async def test_refused_client_that_leaves_is_forgotten() -> None:
     limits = GatewayLimits(in_flight_max=1, refused_pause_s=PAUSE_S)
     async with full_gateway(limits) as (gateway, _):
         async with await Connection.to(gateway.port) as client:

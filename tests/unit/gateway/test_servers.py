@@ -137,7 +137,7 @@ def test_an_ejected_server_gets_nothing_under_any_policy(
         assert not chosen & ejected
 
 
-def test_what_cannot_be_is_refused_with_a_sentence() -> None:
+def test_gateway_refuses_invalid_servers() -> None:
     with pytest.raises(InvalidValue, match="needs a name"):
         ServerAddress("", "127.0.0.1", 1)
     with pytest.raises(InvalidValue, match="port of a"):

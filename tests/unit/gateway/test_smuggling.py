@@ -53,7 +53,7 @@ async def test_a_malformed_body_never_becomes_a_request() -> None:
         assert shop.app.requests == []
 
 
-async def test_what_is_odd_and_clear_is_served_once_each() -> None:
+async def test_odd_but_valid_request_is_served_once() -> None:
     async with bookshops("a") as (shop,), Gateway([shop.address]) as gateway:
         for name, (request, count) in GOOD.items():
             before = len(shop.app.requests)
@@ -76,7 +76,7 @@ async def test_a_client_beside_the_attackers_gets_its_own_answers_only() -> None
 
 
 @pytest.mark.parametrize("name", [*BAD_HEADS, *BAD_BODIES])
-def test_it_makes_no_difference_how_the_bytes_are_cut(name: str) -> None:
+def test_refusal_is_the_same_for_single_bytes(name: str) -> None:
     request = (BAD_HEADS | BAD_BODIES)[name]
     whole = _read(request)
     piecemeal = _read(*(request[i : i + 1] for i in range(len(request))))

@@ -38,7 +38,7 @@ def test_a_server_takes_who_has_waited_longest_of_its_own_and_of_all() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["put", "leave", "take"]), st.integers(0, 3))))
-def test_whoever_takes_first_gets_the_oldest_that_it_may_take(steps: list[tuple[str, int]]) -> None:
+def test_wait_queue_gives_each_server_its_oldest_request(steps: list[tuple[str, int]]) -> None:
     line: WaitQueue[Request] = WaitQueue(1000)
     servers = [None, "a", "b", "c"]
     # As a list with the rule said in one line.

@@ -39,9 +39,7 @@ _FOR_USERS = {
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_what_applications_import_is_as_it_was(
-    golden: Golden, file: str, names: dict[str, Any]
-) -> None:
+def test_public_python_api_is_unchanged(golden: Golden, file: str, names: dict[str, Any]) -> None:
     golden(f"api/{file}.txt", _lines(names))
 
 

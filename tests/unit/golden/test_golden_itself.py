@@ -8,7 +8,7 @@ import pytest
 from golden_files import Golden
 
 
-def test_what_has_changed_fails_with_a_diff(tmp_path: Path) -> None:
+def test_golden_fails_with_a_diff_when_lines_change(tmp_path: Path) -> None:
     Golden(rewrites=True, folder=tmp_path)("names.txt", ["one", "two"])
 
     Golden(rewrites=False, folder=tmp_path)("names.txt", ["one", "two"])

@@ -167,7 +167,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_commands_print_for_programs_is_as_it_was(
+def test_json_output_of_commands_is_unchanged(
     golden: Golden, node: _NodeInThread, folder: Path
 ) -> None:
     command_line = CommandLine(folder)

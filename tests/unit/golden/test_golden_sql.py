@@ -29,7 +29,7 @@ def test_migrations_are_as_they_were(golden: Golden) -> None:
     golden("sql/migrations.txt", _hashes())
 
 
-def test_what_the_migrations_make_is_as_it_was(golden: Golden) -> None:
+def test_schema_of_the_migrations_is_unchanged(golden: Golden) -> None:
     golden("sql/schema.txt", _schema())
 
 

@@ -117,7 +117,7 @@ def test_a_dropped_delivery_is_a_loss() -> None:
     assert "orders p1:7" in verdict.examples[0]
 
 
-def test_what_is_still_stored_is_not_lost_but_no_pass_either() -> None:
+def test_stored_message_makes_the_verdict_inconclusive() -> None:
     events = without_deliveries(good_history(), 7)
 
     assert judged(events, stored={(QUEUE, "p1", 7)}).outcome == "inconclusive"
@@ -125,7 +125,7 @@ def test_what_is_still_stored_is_not_lost_but_no_pass_either() -> None:
 
 
 @pytest.mark.parametrize("seq", [*filter(is_given_back, SEQS)])
-def test_what_was_given_back_and_never_came_again_is_lost(seq: int) -> None:
+def test_returned_message_without_redelivery_is_lost(seq: int) -> None:
     verdict = judged(without_redelivery(good_history(), seq))
 
     assert (verdict.lost, verdict.violations, verdict.outcome) == (1, 1, "fail")
@@ -133,19 +133,19 @@ def test_what_was_given_back_and_never_came_again_is_lost(seq: int) -> None:
 
 
 @pytest.mark.parametrize("seq", [*filter(is_held_by_the_killed, SEQS)])
-def test_what_a_killed_worker_held_and_nobody_got_again_is_lost(seq: int) -> None:
+def test_message_of_a_killed_worker_without_redelivery_is_lost(seq: int) -> None:
     verdict = judged(without_redelivery(good_history(), seq))
 
     assert (verdict.lost, verdict.violations, verdict.outcome) == (1, 1, "fail")
 
 
-def test_what_was_acknowledged_without_an_answer_need_not_come_again() -> None:
+def test_message_with_unconfirmed_acknowledgement_is_not_lost() -> None:
     verdict = judged(without_redelivery(good_history(), 11))
 
     assert verdict.outcome == "pass", str(verdict)
 
 
-def test_what_came_again_has_to_be_acknowledged_again() -> None:
+def test_redelivered_message_without_acknowledgement_is_lost() -> None:
     # Given an acknowledgement in vain: it came again, and that one was killed with it
     events = [e for e in good_history() if (e.op, e.process, e.seq) != ("ack", "c2", 11)]
 
@@ -189,7 +189,7 @@ def test_an_end_that_nobody_knows_is_as_old_as_its_beginning() -> None:
     assert judged(events).lost == 1
 
 
-def test_what_is_outstanding_is_what_the_verdict_would_miss() -> None:
+def test_outstanding_count_equals_the_undrained_count() -> None:
     # Given histories that are read one after the other, each up to where it is
     for last in range(len(good_history()) + 1):
         events = sorted(good_history(), key=lambda e: e.t)[:last]
@@ -302,7 +302,7 @@ def test_a_refused_put_must_not_be_delivered() -> None:
     assert (verdict.unexpected, verdict.violations) == (1, 1)
 
 
-def test_one_put_under_two_ids_was_stored_twice() -> None:
+def test_put_with_two_message_ids_counts_as_stored_twice() -> None:
     events = good_history()
     next(e for e in events if e.redelivered).message_id = 9000
 

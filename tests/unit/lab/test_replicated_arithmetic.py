@@ -165,7 +165,7 @@ def test_where_the_law_puts_everyone_on_one_replica_the_simulation_shows_it(
     assert distributed()["elected", MIGRATION].placed == [(4, 8), (0, 0)]
 
 
-def test_what_election_brings_is_said_over_exchange_too(tmp_path: Path) -> None:
+def test_gain_of_election_is_also_stated_over_exchange(tmp_path: Path) -> None:
     def spread(label: str, consumed: float) -> Distribution:
         rows = [row(float(n), round(200 * n), round(consumed * n)) for n in range(11)]
         return Distribution(label, rates_of(rows), series_of(rows), 10.0, {1: 2}, {1: 4})
@@ -180,6 +180,6 @@ def test_what_election_brings_is_said_over_exchange_too(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_about_a_real_queue_is_not_simulated() -> None:
+def test_simulate_refuses_experiments_with_real_queues() -> None:
     with pytest.raises(ValueError, match="nothing is simulated of it"):
         ReplicatedOptions(simulate=True, only=["fig4"]).experiments()

@@ -119,7 +119,7 @@ def test_a_window_in_which_clients_got_nothing_is_breached_and_without_clients_i
     assert [(one.begins_s, one.verdict) for one in windows] == expected
 
 
-def test_who_waits_at_the_end_of_a_window_for_longer_than_was_promised_counts_in_it() -> None:
+def test_request_waiting_beyond_the_promise_counts_in_its_window() -> None:
     requests = RequestRecords()
     for number in range(50):
         requests.add(100.1 + number * 0.09, 0.3, 200)
@@ -172,7 +172,7 @@ def test_the_oracle_takes_as_few_as_answer_all_clients_before_the_breach() -> No
     assert oracle_seconds(visit, shop, 1.0, 1, 4) == pytest.approx(20.0, abs=0.3)
 
 
-def test_what_is_paid_for_is_every_instance_from_look_to_look() -> None:
+def test_paid_seconds_sum_the_instances_between_samples() -> None:
     crews = [InstanceCount(0.0, 1, 1), InstanceCount(10.0, 3, 1), InstanceCount(12.0, 2, 2)]
     assert paid_seconds(crews, 5.0, 20.0) == pytest.approx(5 * 1 + 2 * 3 + 8 * 2)
 

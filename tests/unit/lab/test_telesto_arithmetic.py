@@ -68,7 +68,7 @@ def test_an_estimate_is_sure_only_when_its_interval_is_narrow() -> None:
     )
 
 
-def test_one_repeat_says_nothing_about_its_own_interval() -> None:
+def test_single_measurement_has_no_interval() -> None:
     alone = estimate([100.0])
 
     assert alone.half_width is None

@@ -53,12 +53,12 @@ def test_a_blip_is_none() -> None:
     assert changes([100.0] * 5 + [500.0, 0.0, 500.0, 0.0]) == []
 
 
-def test_what_swings_around_the_edge_is_one_anomaly() -> None:
+def test_swing_around_the_threshold_is_one_anomaly() -> None:
     # Scores 6 and 4, between leave and enter.
     assert changes([100.0] * 5 + [160.0, 160.0] + [140.0, 160.0] * 3) == [(6, AnomalyChange.BEGAN)]
 
 
-def test_nothing_is_learned_from_an_anomaly_until_it_is_what_is_normal() -> None:
+def test_expected_value_changes_only_after_an_anomaly_settled() -> None:
     found = judged([100.0] * 5 + [300.0] * 12)
 
     assert [(n, one.change) for n, one in enumerate(found) if one.change] == [

@@ -209,7 +209,7 @@ PATIENT = 16.0
 
 
 @given(name=st.sampled_from(["random", "first-available"]), known=SERVERS, seed=SEEDS)
-def test_who_is_drawn_by_weight_gets_something_however_busy_it_is(
+def test_weighted_draw_reaches_every_server(
     name: str, known: list[tuple[float, int, float]], seed: int
 ) -> None:
     servers = [Standin(str(n), *given) for n, given in enumerate(known)]

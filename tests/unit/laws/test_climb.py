@@ -38,7 +38,7 @@ def test_a_longer_way_starts_the_climb_anew() -> None:
     assert climb.knee_below(12.0) is None
 
 
-def test_what_was_seen_on_the_target_is_not_of_the_next_climb() -> None:
+def test_reset_forgets_the_ceiling_of_the_last_climb() -> None:
     climb = _climbed((6.0, 400.0), (6.0, 402.0))
     climb.reset()
     climb.observe(6.0, 200.0)

@@ -29,7 +29,7 @@ def test_where_nobody_listens_once_is_enough() -> None:
     assert one.standing is ServerState.EJECTED
 
 
-def test_what_may_be_the_load_ejects_nobody_when_too_many_are_out_already() -> None:
+def test_slow_server_is_not_ejected_beyond_the_limit() -> None:
     one = OutlierEjection(SETTINGS)
     for _ in range(10):
         one.failed(0.0, "slow", may_eject=False)
@@ -40,7 +40,7 @@ def test_what_may_be_the_load_ejects_nobody_when_too_many_are_out_already() -> N
     assert one.standing is ServerState.EJECTED
 
 
-def test_it_returns_slowly() -> None:
+def test_ejected_server_returns_with_growing_weight() -> None:
     one = OutlierEjection(SETTINGS)
     one.refused(0.0, "refused")
     one.tick(0.9)
@@ -53,7 +53,7 @@ def test_it_returns_slowly() -> None:
     assert (one.standing, one.why) == (ServerState.HEALTHY, "")
 
 
-def test_who_fails_on_the_way_back_stays_out_twice_as_long() -> None:
+def test_ejection_doubles_after_a_failure_while_returning() -> None:
     one = OutlierEjection(SETTINGS)
     now = 0.0
     waits = []
@@ -68,7 +68,7 @@ def test_who_fails_on_the_way_back_stays_out_twice_as_long() -> None:
     assert waits == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
 
 
-def test_who_is_checked_returns_only_when_a_check_passes() -> None:
+def test_checked_server_returns_only_after_a_passed_check() -> None:
     one = OutlierEjection(SETTINGS, checked=True)
     one.check_failed(0.0, "503")
     assert one.standing is ServerState.HEALTHY

@@ -58,7 +58,7 @@ def test_a_curve_that_falls_again_peaks_before_it_does() -> None:
     assert found.curve.throughput_per_s(np.array([1.0])) == pytest.approx([100.0], rel=0.02)
 
 
-def test_what_still_grows_has_no_capacity_yet() -> None:
+def test_capacity_is_refused_while_throughput_grows() -> None:
     found = measured(lambda n: 100.0 * n, range(2, 31), noise=0.01)
 
     assert not found.accepted

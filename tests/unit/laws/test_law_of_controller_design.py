@@ -172,7 +172,7 @@ def test_a_limit_is_left_within_the_settling_time_when_the_target_comes_into_rea
 
 @settings(max_examples=examples(20), deadline=None)
 @given(usual_a, any_b, WITH_INTEGRAL, usual_settling, st.integers(60, 300))
-def test_nothing_winds_up_while_a_disturbance_keeps_the_target_out_of_reach(
+def test_controller_does_not_wind_up_under_a_disturbance(
     a: float, b: float, kind: ControllerType, settling: int, saturated_samples: int
 ) -> None:
     placed = placed_or_skipped(a, b, kind, Requirement(settling))
@@ -213,7 +213,7 @@ def test_measurements_that_come_late_leave_it_stable(
 
 @settings(max_examples=examples(25), deadline=None)
 @given(usual_a, any_b, usual_settling, st.integers(0, 2**32))
-def test_one_lost_measurement_in_five_delays_and_does_not_derail(
+def test_controller_settles_when_a_fifth_of_samples_is_lost(
     a: float, b: float, settling: int, seed: int
 ) -> None:
     placed = place_poles(LinearModel(a, b, 0.0), ControllerType.PI, Requirement(settling))
@@ -273,12 +273,12 @@ def test_a_disturbance_has_gone_within_the_time_asked_for() -> None:
         ({"settling_samples": 8, "late_samples": -1}, "late"),
     ],
 )
-def test_what_cannot_be_asked_for_is_refused(requirement: dict[str, float], says: str) -> None:
+def test_invalid_requirement_is_refused(requirement: dict[str, float], says: str) -> None:
     with pytest.raises(DesignRefused, match=says):
         Requirement(**requirement)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("a", "b"), [(1.0, 5.0), (0.5, 0.0), (0.5, -3.0), (float("nan"), 1.0)])
-def test_what_is_no_plant_is_refused(a: float, b: float) -> None:
+def test_design_refuses_an_invalid_plant(a: float, b: float) -> None:
     with pytest.raises(DesignRefused, match="no plant"):
         place_poles(LinearModel(a, b, 0.0), ControllerType.PI, Requirement(20))

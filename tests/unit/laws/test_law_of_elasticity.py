@@ -48,7 +48,7 @@ def test_a_cancelled_plan_is_not_tried_again_before_arrivals_have_fallen() -> No
     assert law.step(at(700, 2, 0, 94.4)).replicas == 1
 
 
-def test_what_had_to_be_added_is_not_removed_again_at_the_same_rate() -> None:
+def test_added_replica_stays_at_the_same_rate() -> None:
     law = LoadLaw()
     assert law.step(at(1, 1, 201, 130.0, consumed_per_s=100.0)).replicas == 2
     assert law.step(at(99, 2, 0, 130.0)).rule == "held: backed off"
@@ -61,7 +61,7 @@ def test_an_old_backlog_says_nothing_about_how_many_are_too_few() -> None:
     assert law.step(at(99, 2, 0, 20.0)).replicas == 1
 
 
-def test_what_was_remembered_is_tried_again_later_and_later() -> None:
+def test_removal_is_retried_at_growing_intervals() -> None:
     law = LoadLaw(LoadLawSettings(remembered_s=100.0))
     law.step(at(0, 1, 101, draining=1))
     assert law.step(at(99, 2, 0)).replicas == 2
@@ -108,7 +108,7 @@ def test_a_load_is_believed_to_double_at_most() -> None:
 
 
 @pytest.mark.parametrize(("load", "deviation"), [(120.0, 20.0), (150.0, 10.0), (150.0, 5.0)])
-def test_what_varies_without_growing_brings_nobody_mostly(load: float, deviation: float) -> None:
+def test_varying_load_without_growth_rarely_adds_replicas(load: float, deviation: float) -> None:
     law, seeded = LoadLaw(), random.Random(7)
     wanted = [
         law.step(at(time, 1, round(seeded.gauss(load, deviation)))).replicas for time in range(1000)
@@ -116,7 +116,7 @@ def test_what_varies_without_growing_brings_nobody_mostly(load: float, deviation
     assert sum(count > 1 for count in wanted) <= 20
 
 
-def test_what_was_foreseen_to_be_too_few_is_not_gone_back_to_at_the_same_rate() -> None:
+def test_predicted_shortage_prevents_removal_at_the_same_rate() -> None:
     law = LoadLaw()
     for time, waiting in enumerate((90, 100, 110, 120, 130, 140, 150)):
         wish = law.step(at(time, 1, waiting))
@@ -124,7 +124,7 @@ def test_what_was_foreseen_to_be_too_few_is_not_gone_back_to_at_the_same_rate() 
     assert law.step(at(99, 2, 0)).rule == "held: backed off"
 
 
-def test_what_is_known_and_was_not_tried_is_not_remembered_for_longer() -> None:
+def test_repeated_shortage_at_the_maximum_is_remembered_once() -> None:
     law = LoadLaw(LoadLawSettings(remembered_s=100.0))
     # At the most replicas that there may be: it is said at each look, and is the same.
     for time in range(50):

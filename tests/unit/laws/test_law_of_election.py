@@ -190,7 +190,7 @@ def test_no_other_choice_ends_closer_to_the_best_distribution(
 
 
 @given(standings)
-def test_what_is_removable_leaves_nobody_overloaded(replicas: list[ReplicaLoad]) -> None:
+def test_removal_leaves_enough_client_capacity(replicas: list[ReplicaLoad]) -> None:
     number = removable(replicas)
     if number is not None:
         left = [one for one in replicas if not one.marked and one.number != number]

@@ -32,7 +32,7 @@ def test_the_lazy_one_comes_before_the_merely_short_one() -> None:
     assert [(move.target, move.count) for move in moved] == [(3, 330), (2, 230)]
 
 
-def test_what_is_consumed_within_a_period_is_left_where_it_is() -> None:
+def test_exchange_leaves_messages_that_a_period_consumes() -> None:
     assert exchanges([replica(1, 90), replica(2, 0, waiting_consumers=1)], 0, {}, 1.0) == []
 
 
@@ -81,7 +81,7 @@ samples = st.lists(
 
 
 @given(samples, st.integers(0, 500))
-def test_nobody_gives_more_than_it_has_and_lengths_come_closer(
+def test_exchange_moves_existing_messages_and_evens_out_lengths(
     replicas: list[ReplicaSample], alias_waiting: int
 ) -> None:
     moved = exchanges(replicas, alias_waiting, {one.number: one.share for one in replicas}, 1.0)

@@ -53,7 +53,7 @@ def test_a_step_is_followed_at_its_second_rate_and_is_no_trend(every_s: float) -
     assert rates.level_per_s == pytest.approx(605.0, rel=0.02)
 
 
-def test_one_high_rate_is_no_step() -> None:
+def test_single_high_rate_is_filtered() -> None:
     filter_ = RateFilter()
     for second in range(100):
         filter_.step(second, 100.0)
@@ -82,7 +82,7 @@ def test_the_same_moment_twice_and_a_clock_that_was_set_back_are_no_step_and_no_
     assert filter_.step(201, 312.0).rising_s >= 0.0
 
 
-def test_what_has_been_rising_is_believed_to_rise_for_as_long_again() -> None:
+def test_rate_filter_measures_how_long_the_rate_rises() -> None:
     filter_ = RateFilter()
     for second in range(200):
         rates = filter_.step(second, 100.0 if second < 100 else 100.0 + 2.0 * (second - 100))
@@ -102,7 +102,7 @@ def test_a_warm_machine_is_the_reserve() -> None:
         assert FeedForwardLaw().step(now(1, 3, arrived, keeps_warm=True)).replicas == warm
 
 
-def test_what_may_be_missing_before_one_comes_is_no_reason_to_let_one_go() -> None:
+def test_tolerated_shortage_does_not_remove_a_replica() -> None:
     law = FeedForwardLaw()
     for second in range(600):
         wish = law.step(now(second, 4, 312.0, keeps_warm=True))
@@ -119,7 +119,7 @@ def test_a_pool_that_is_no_longer_kept_changes_the_reserve_and_no_memory() -> No
         assert law.step(now(second, 8, 100.0)).replicas == 8
 
 
-def test_who_has_just_begun_to_look_sends_nobody_away() -> None:
+def test_feed_forward_removes_no_replica_in_the_first_seconds() -> None:
     law = FeedForwardLaw()
     for second in range(90):
         assert law.step(now(second, 8, 100.0)).replicas == 8

@@ -47,7 +47,7 @@ def test_a_day_that_repeats_is_forecast_better_than_by_yesterday() -> None:
     assert np.mean(found.coverage) == pytest.approx(0.9, abs=0.07)
 
 
-def test_what_cannot_be_forecast_is_said_not_to_be() -> None:
+def test_forecast_of_constant_and_random_walk_is_refused() -> None:
     constant = np.full((1, 600), 5.0)
     wander = 1000.0 + np.cumsum(np.random.default_rng(2).normal(size=(50, 600)), axis=1)
 

@@ -76,7 +76,7 @@ def test_more_load_never_needs_fewer_and_more_capacity_never_more(
 
 
 @given(loads, capacities, points)
-def test_what_holds_with_room_holds(
+def test_instances_with_reserve_are_at_least_the_needed_ones(
     load: ServiceLoad, capacity: float, points: ResponseTargets
 ) -> None:
     assert needed_instances_with_reserve(load, capacity, points) >= needed_instances(
@@ -85,7 +85,7 @@ def test_what_holds_with_room_holds(
 
 
 @given(st.floats(0.1, 1e3), targets)
-def test_what_is_admitted_is_answered_before_the_breach(capacity: float, breach_s: float) -> None:
+def test_admitted_requests_are_answered_before_the_breach(capacity: float, breach_s: float) -> None:
     most = in_hand_max(capacity, breach_s)
     assert most >= 1
     assert most == 1 or most / capacity <= breach_s * (1 + 1e-6)
@@ -114,7 +114,7 @@ def test_without_a_capacity_nothing_is_said() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 5.0), st.integers(0, 9)), min_size=1, max_size=60))
-def test_one_goes_only_if_one_fewer_was_enough_all_the_time(
+def test_instance_is_removed_only_if_fewer_sufficed_for_the_cooldown(
     steps: list[tuple[float, int]],
 ) -> None:
     scale_in, at, seen = ScaleIn(cooldown_s=10.0), 0.0, []
@@ -169,7 +169,7 @@ def test_capacity_is_what_was_answered_while_something_waited() -> None:
     assert capacity.per_s == 16.0
 
 
-def test_one_that_has_become_slow_is_believed_after_a_while() -> None:
+def test_capacity_follows_a_lasting_slowdown() -> None:
     capacity = InstanceCapacity()
     for _ in range(4):
         capacity.observe(rate(30, 4, 4))
@@ -185,7 +185,7 @@ def test_one_that_has_become_slow_is_believed_after_a_while() -> None:
     assert capacity.proven_per_s < 11.0
 
 
-def test_one_that_does_a_little_less_is_believed_slowly() -> None:
+def test_capacity_follows_a_small_decrease_slowly() -> None:
     capacity = InstanceCapacity()
     for _ in range(4):
         capacity.observe(rate(30, 4, 4))
@@ -198,7 +198,7 @@ def test_one_that_does_a_little_less_is_believed_slowly() -> None:
     assert capacity.per_s < 26.5
 
 
-def test_one_that_stands_still_has_shown_no_capacity() -> None:
+def test_capacity_ignores_an_instance_without_answers() -> None:
     new, known = InstanceCapacity(), InstanceCapacity()
     for _ in range(4):
         known.observe(rate(30, 4, 4))
@@ -214,7 +214,7 @@ def test_one_that_stands_still_has_shown_no_capacity() -> None:
     assert new.per_s == 30.0
 
 
-def test_what_an_instance_answers_it_can_do_though_nothing_waits_any_more() -> None:
+def test_capacity_rises_with_the_answers_without_a_backlog() -> None:
     """A bound that was made for a slow one lets nothing wait; it must not stay slow for that."""
     capacity = InstanceCapacity()
     for _ in range(4):
@@ -234,7 +234,7 @@ def test_a_burst_of_answers_is_no_capacity() -> None:
     assert capacity.per_s <= 24.0
 
 
-def test_what_waits_inside_is_seen_though_the_limit_is_far() -> None:
+def test_capacity_detects_saturation_below_the_concurrency_limit() -> None:
     capacity = InstanceCapacity()
     capacity.observe(rate(20, 1, 1, response_s=0.05, limit=100))
     for _ in range(4):
@@ -261,7 +261,9 @@ def test_a_ramp_is_looked_ahead_of_and_a_step_is_not() -> None:
 
 
 @given(st.lists(st.floats(0.0, 1e4), max_size=30), st.floats(0.0, 100.0))
-def test_what_will_be_in_hand_is_at_most_twice_what_is(values: list[float], lead_s: float) -> None:
+def test_predicted_load_is_at_most_twice_the_present_load(
+    values: list[float], lead_s: float
+) -> None:
     trend = LoadTrend()
     for second, value in enumerate(values):
         trend.observe(float(second), value)

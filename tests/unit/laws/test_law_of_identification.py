@@ -70,7 +70,7 @@ def refusal(u: Array, **plant_of: float) -> str:
     return found.reason
 
 
-def test_what_is_refused_says_why() -> None:
+def test_refused_model_has_a_reason() -> None:
     assert "does not grow" in refusal(prefetches(30, 60, 4000), knee=PAPER_KNEE)
     assert "explains" in refusal(prefetches(1, 20, 4000), noise=900.0)
     assert "never changed" in refusal(np.full(4000, 7.0))
@@ -96,7 +96,7 @@ def test_a_rate_that_runs_away_is_no_model() -> None:
     assert "runs away" in found.reason
 
 
-def test_nothing_at_all_is_a_reason_and_not_an_error() -> None:
+def test_identification_without_samples_is_refused() -> None:
     found = identify({}, {})
 
     assert not found.accepted

@@ -48,7 +48,7 @@ def test_the_handler_is_busy_and_two_messages_wait(start: float, capacity: float
     assert held[-20:] == pytest.approx([2.0] * 20, abs=0.25)
 
 
-def test_what_the_handler_could_do_is_seen_while_it_is_half_idle() -> None:
+def test_handler_rate_target_counts_idle_time() -> None:
     goal = HandlerRateTarget(LinearModel(0.26, 60.0, 0.0))
 
     # 300 a second in 40 % of the time; then held messages as wanted: the target is 750.
@@ -57,7 +57,7 @@ def test_what_the_handler_could_do_is_seen_while_it_is_half_idle() -> None:
     assert goal.target_per_s(300.0, 0.4, held=2.0) == pytest.approx(750.0 - 60.0 / 0.74)
 
 
-def test_what_may_wait_grows_with_what_is_on_its_way_unless_somebody_says_how_many() -> None:
+def test_wanted_reserve_grows_with_messages_in_flight_unless_set() -> None:
     goal = HandlerRateTarget(LinearModel(0.0, 80.0, 0.0))
 
     assert [goal.held_wanted(in_flight) for in_flight in (0.0, 1.0, 10.0)] == [1.0, 1.0, 10.0]

@@ -53,7 +53,7 @@ def test_those_that_answer_for_each_other_are_apart_where_there_is_more_than_one
     assert place_replica_apart([machine(6, used=2, host="a"), near, far], {6: 1}) == 5
 
 
-def test_what_does_not_run_takes_nothing() -> None:
+def test_replica_is_not_placed_on_a_machine_that_is_not_up() -> None:
     for state in (MachineState.BOOTING, MachineState.FAILED, MachineState.HALTING):
         for policy in (ENERGY, PERFORMANCE):
             assert place_replica([machine(1, state=state)], policy) is None

@@ -262,7 +262,7 @@ def test_a_design_that_no_late_measurement_may_meet_is_refused() -> None:
         check_gains(PAPER, deadbeat, late_samples=1)
 
 
-def test_what_is_asked_too_fast_is_refused_with_what_could_be_had_and_the_poles() -> None:
+def test_design_refuses_a_too_short_settling_time_with_the_shortest() -> None:
     with pytest.raises(DesignRefused, match=r"5 samples could be had.*poles at .*±") as refused:
         design_controller(PAPER, ControllerType.PI, Requirement(4, late_samples=2))
 

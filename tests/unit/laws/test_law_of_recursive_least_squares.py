@@ -54,7 +54,9 @@ def moved(
 
 @settings(max_examples=examples(30), deadline=None)
 @given(st.floats(-0.8, 0.9), st.floats(1.0, 100.0), st.floats(0.1, 10.0), st.integers(0, 1000))
-def test_it_is_the_textbook_recursion(a: float, b: float, noise: float, seed: int) -> None:
+def test_recursive_least_squares_equals_the_textbook_form(
+    a: float, b: float, noise: float, seed: int
+) -> None:
     observed = moved(LinearModel(a, b, 30.0), 120, noise, seed, rate=100.0)
     learner = RecursiveLeastSquares(PAPER, memory_samples=50.0, moved_min=0.0)
     for one in observed:
@@ -78,7 +80,7 @@ def test_a_known_plant_is_learned_with_its_offset() -> None:
     assert learner.model.offset_per_s == pytest.approx(120.0)
 
 
-def test_what_was_long_ago_is_forgotten() -> None:
+def test_recursive_estimate_follows_a_changed_plant() -> None:
     learner = RecursiveLeastSquares(PAPER, memory_samples=40.0)
     for one in moved(PAPER, 400, noise=5.0):
         learner.observe(*one)
@@ -166,7 +168,7 @@ def test_a_model_that_is_found_again_with_precision_is_confirmed() -> None:
     assert not found.is_better
 
 
-def test_what_is_too_little_too_noisy_or_another_plant_confirms_nothing() -> None:
+def test_drift_is_not_confirmed_by_few_or_noisy_samples() -> None:
     for plant, count, noise in (
         (PAPER, 20, 5.0),
         # As uncertain as this, it may be any plant.

@@ -55,7 +55,7 @@ def test_rates_count_per_period() -> None:
     assert shares == pytest.approx({1: 0.48, 2: 0.52})
 
 
-def test_nothing_consumed_anywhere_shares_equally() -> None:
+def test_shares_are_equal_without_consumption() -> None:
     shares = next_shares([replica(1, 0, 5), replica(2, 0, 500)], 1.0, flow=PAPER)
     assert shares == pytest.approx({1: 0.5, 2: 0.5})
     assert next_shares([replica(1, 0, 0), replica(2, 0, 0)], 1.0) == {1: 0.5, 2: 0.5}
@@ -109,7 +109,7 @@ def test_a_late_sample_takes_as_many_steps_as_periods_have_passed() -> None:
     assert next_shares([others, going], 1.0, periods=50) == {1: 1.0, 2: 0.0}
 
 
-def test_who_is_to_go_holds_the_fort_until_another_can_take_it() -> None:
+def test_draining_replica_keeps_its_share_until_another_is_reachable() -> None:
     going = replica(1, 100, 10, state=DRAINING, share=0.4)
     away = replica(2, 100, 0, reachable=False)
     assert next_shares([going, away], 1.0) == {1: 1.0, 2: 0.0}

@@ -105,7 +105,7 @@ def test_whatever_the_model_says_the_rate_is_soon_where_it_should_be(kind: Contr
         assert back_after(rates, 400.0, 0.1) <= SOON, (a, times)
 
 
-def test_it_says_that_it_swings_and_what_was_done_about_it() -> None:
+def test_swing_is_explained_with_its_remedy() -> None:
     consumer = SteeredConsumer()
     goal = msgspec.structs.replace(GOAL, adaptive=False)
     steering = PrefetchRegulator(goal, wrong(0.8, 0.3), 5)
@@ -126,7 +126,7 @@ def test_it_says_that_it_swings_and_what_was_done_about_it() -> None:
     assert not any("swung" in note for note in map(str, consumer.steps[-1].notes))
 
 
-def test_what_a_better_model_was_learned_for_runs_with_all_of_its_gains() -> None:
+def test_better_model_restores_the_full_gains() -> None:
     consumer = SteeredConsumer(noise=0.02)
     steering = PrefetchRegulator(GOAL, wrong(0.8, 0.3), 5)
     consumer.run(steering, 60)

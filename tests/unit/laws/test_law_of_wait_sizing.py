@@ -42,7 +42,7 @@ def test_a_backlog_is_worked_off_before_what_comes_last_would_be_warned_of() -> 
     assert "wait_p99 warns at 4.8 s" in reason_text(found.reasons)
 
 
-def test_what_the_agreement_says_that_the_load_may_grow_by_is_there_before_it_grows() -> None:
+def test_wait_law_adds_replicas_for_the_agreed_growth() -> None:
     growing = PLEDGE._replace(growth_per_s2=20.0)
     # In the 5 s until a replica serves it may grow by 100 msg/s.
     assert wished(now(2, 180.0)).replicas == 2
@@ -118,7 +118,7 @@ def test_a_removal_is_decided_by_what_those_that_stay_can_do() -> None:
     st.floats(0.0, 120.0),
     st.integers(0, 4),
 )
-def test_what_has_begun_to_go_is_not_called_back_on_the_same_facts(
+def test_wait_law_does_not_reverse_a_removal_on_the_same_input(
     each: list[float],
     load: float,
     waiting: int,
@@ -157,7 +157,7 @@ def test_what_has_begun_to_go_is_not_called_back_on_the_same_facts(
 
 
 @given(rates, waits, capacities, promised, st.integers(0, 50), st.floats(0.0, 600.0))
-def test_it_always_says_a_number_that_can_be_had(
+def test_wait_law_proposes_a_possible_number(
     rate: float, waiting: int, capacity: float, wait_s: float, serving: int, lead_s: float
 ) -> None:
     found = wished(
@@ -180,7 +180,7 @@ def test_with_what_it_wants_nothing_piles_up(
 
 
 @given(rates, waits, capacities, st.floats(5.0, 3600.0), st.integers(1, 50))
-def test_what_comes_when_they_serve_waits_for_less_than_the_warning(
+def test_proposed_replicas_keep_the_wait_below_the_warning(
     rate: float, waiting: int, capacity: float, wait_s: float, serving: int
 ) -> None:
     situation = now(serving, rate, waiting=waiting, capacity_per_s=capacity)

@@ -116,7 +116,7 @@ def test_once_in_a_while_it_is_tried_anew_and_meanwhile_it_stays_known() -> None
     assert math.isfinite(plateau.bound)
 
 
-def test_what_is_worked_off_on_the_way_back_is_no_slower_handler() -> None:
+def test_plateau_ignores_the_backlog_after_a_decrease() -> None:
     # A hundred too many lie there: for half a second nothing is sent.
     plateau = PlateauDetector()
     _seen(plateau, [(u, 200.0) for u in (6.0, 6.0, 6.0, 100.0, 105.0, 110.0)], 0.25)

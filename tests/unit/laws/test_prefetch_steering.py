@@ -286,7 +286,7 @@ def test_a_round_trip_that_doubles_is_learned() -> None:
     assert any("redesigned" in note for step in consumer.steps for note in map(str, step.notes))
 
 
-def test_what_somebody_else_has_set_is_gone_on_from() -> None:
+def test_controller_continues_from_a_prefetch_set_by_others() -> None:
     goal = msgspec.structs.replace(GOAL, rate_per_s=2400.0)
     steering = PrefetchRegulator(goal, MODEL, start=10)
     sample = ConsumerSample(at=1.0, interval_s=1.0, arrived_per_s=2400.0, prefetch=30.0)
@@ -452,7 +452,7 @@ def test_credit_that_comes_round_in_bursts_is_steered_by_its_mean(rounds: float)
     assert math.fsum(rates[100:]) / 500 == pytest.approx(target, rel=0.01)
 
 
-def test_what_is_held_is_not_made_up_from_a_guess_that_took_it_for_nothing() -> None:
+def test_keep_up_holds_the_prefetch_without_a_known_reserve() -> None:
     steering = PrefetchRegulator(PrefetchGoal(), None, start=100)
 
     for k in range(30):
@@ -500,7 +500,7 @@ def test_p_says_where_it_will_rest_and_rests_there() -> None:
 
 
 @pytest.mark.parametrize("kind", [ControllerKind.PI, ControllerKind.PID])
-def test_what_has_an_integral_keeps_no_offset_and_says_none(kind: ControllerKind) -> None:
+def test_controller_with_an_integral_has_no_offset(kind: ControllerKind) -> None:
     goal = msgspec.structs.replace(GOAL, rate_per_s=400.0, controller=kind)
     plant = SteeredConsumer()
     steering = PrefetchRegulator(goal, PrefetchModel(a=0.1, b=72.0), start=5)
@@ -531,7 +531,7 @@ def test_a_model_that_is_taken_away_is_forgotten_and_the_level_held_until_there_
     assert steering.model.worth_per_s < 2 * MODEL.worth_per_s
 
 
-def test_what_was_learned_of_the_consumer_itself_stays_when_the_given_model_goes() -> None:
+def test_learned_model_stays_when_the_given_model_is_removed() -> None:
     wrong = PrefetchModel(a=0.1, b=216.0)
     goal = msgspec.structs.replace(GOAL, model=wrong)
     consumer = SteeredConsumer(noise=0.02)

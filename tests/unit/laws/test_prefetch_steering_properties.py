@@ -142,7 +142,7 @@ def test_whatever_is_measured_the_limits_are_kept_and_0_is_never_asked_for(
 # A knee that a climb of three samples has passed, and a model learned a little beyond the knee.
 @example(10, 5000.0, 60, False)
 @example(47, 800.0, 40, False)
-def test_nothing_winds_up_however_long_it_saturates(
+def test_controller_recovers_after_any_time_of_saturation(
     minutes_s: int, too_much: float, high: int, looks_inside: bool
 ) -> None:
     consumer = SteeredConsumer(looks_inside=looks_inside)

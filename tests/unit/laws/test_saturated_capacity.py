@@ -16,7 +16,7 @@ def test_full_ones_say_what_one_can_do_and_their_median_counts() -> None:
     assert "median of 3 instances" in found.reason
 
 
-def test_what_was_never_full_gives_a_lower_bound_and_no_number() -> None:
+def test_unsaturated_instances_give_only_a_lower_bound() -> None:
     found = saturated_capacity("shop", [InstanceWork(5, 40.0, 44.0), InstanceWork(0, 0.0, 12.0)])
 
     assert not found.accepted

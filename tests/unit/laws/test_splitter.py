@@ -14,13 +14,13 @@ from tidegate.laws.routing import Splitter
 weights = st.dictionaries(st.integers(1, 60), st.floats(0.001, 100.0), min_size=1, max_size=40)
 
 
-def test_one_by_one_in_the_order_that_is_worked_out_by_hand() -> None:
+def test_splitter_deals_in_the_order_computed_by_hand() -> None:
     splitter = Splitter({1: 0.5, 2: 0.3, 3: 0.2})
     assert [splitter.next() for _ in range(10)] == [1, 2, 1, 3, 1, 2, 1, 2, 1, 3]
 
 
 @given(weights, st.integers(1, 400), st.floats(0.0, 1.0))
-def test_one_by_one_the_error_stays_below_one_message(
+def test_splitter_error_stays_below_one_message(
     shares: dict[int, float], count: int, first: float
 ) -> None:
     splitter = Splitter(shares, first)
@@ -45,7 +45,7 @@ def test_every_batch_is_split_with_an_error_below_one_message(
             assert abs(dealt.get(number, 0) - batch * share / total) < 1.0
 
 
-def test_what_batches_round_off_is_made_good_in_the_next_ones() -> None:
+def test_splitter_corrects_rounding_of_batches_in_later_ones() -> None:
     splitter = Splitter({1: 0.55, 2: 0.25, 3: 0.2})
     dealt: Counter[int] = Counter()
     for _ in range(1000):

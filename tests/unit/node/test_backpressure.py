@@ -38,7 +38,7 @@ class StalledStore(MemoryStore):
         self._later.append(asyncio.create_task(later()))
 
 
-async def test_what_waits_for_the_store_is_bounded_and_all_of_it_arrives() -> None:
+async def test_puts_are_bounded_while_the_store_stalls_and_all_arrive() -> None:
     store = StalledStore()
     node = Node(store, limits=NodeLimits(memory_bytes=16 * MIB))
     await node.start()

@@ -118,7 +118,7 @@ async def test_a_healthy_client_is_served_while_hundreds_send_garbage(node: Node
     assert lost == []
 
 
-async def test_whoever_does_not_introduce_itself_is_hung_up_on(start_node: StartNode) -> None:
+async def test_connection_without_a_handshake_is_closed(start_node: StartNode) -> None:
     node = await start_node(limits=NodeLimits(handshake_s=0.1))
     ping = b"".join(map(bytes, frame_pieces(Ping.method, 1, b"\x90")))
     assert await hang_up_after(node, ping[:5]) == b""

@@ -87,7 +87,7 @@ async def test_metrics_are_the_live_numbers(node: Node, door: str) -> None:
     assert value(found, "tidegate_node_memory_process_bytes") > 1e6
 
 
-async def test_what_becomes_of_messages_is_counted(
+async def test_metrics_count_the_ends_of_messages(
     node: Node, clock: TurnedClock, door: str
 ) -> None:
     async with Client(node.address) as mq:
@@ -276,7 +276,7 @@ async def test_a_port_that_is_taken_is_said_with_what_to_do(node: Node, door: st
         await NodePages(node.stats, node.membership, port=taken).start()
 
 
-async def test_it_is_reachable_on_loopback_only(door: str) -> None:
+async def test_metrics_port_listens_on_loopback_only(door: str) -> None:
     port = urlsplit(door).port
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

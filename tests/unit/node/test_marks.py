@@ -40,7 +40,7 @@ def test_gaps_do_not_grow_without_bound() -> None:
 
 
 @given(st.dictionaries(st.integers(1, 3), st.sets(st.integers(1, 40)), max_size=3))
-def test_what_the_store_remembers_is_known_again(batches: dict[int, set[int]]) -> None:
+def test_producer_marks_are_restored_from_the_store(batches: dict[int, set[int]]) -> None:
     ranges = {
         producer: [(batch, batch + 1) for batch in sorted(numbers)]
         for producer, numbers in batches.items()

@@ -54,7 +54,7 @@ async def test_a_login_that_takes_longer_than_an_answer_does_not_begin_anew_each
 
 
 @in_virtual_time
-async def test_who_asks_while_the_node_ends_is_refused_and_no_connection_is_left() -> None:
+async def test_request_during_the_nodes_end_fails_without_a_left_connection() -> None:
     async with two_nodes() as (asking, asked), cable(asked.address, 0.5) as way:
         # Given a question that waits for a login
         question = asyncio.create_task(asking.node_clients.request_with_body(way.url, STATS, 60.0))
@@ -73,7 +73,7 @@ async def test_who_asks_while_the_node_ends_is_refused_and_no_connection_is_left
 
 
 @in_virtual_time
-async def test_who_is_cancelled_stays_cancelled_and_the_next_finds_the_connection() -> None:
+async def test_request_after_a_cancelled_one_uses_its_connection() -> None:
     async with two_nodes() as (asking, asked), cable(asked.address, 0.5) as way:
         question = asyncio.create_task(asking.node_clients.request_with_body(way.url, STATS, 60.0))
         await asyncio.sleep(1.5)  # in virtual time: the login takes 3 s

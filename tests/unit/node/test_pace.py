@@ -37,7 +37,7 @@ def test_after_a_pause_in_which_nobody_asked_only_a_few_go_at_once() -> None:
     assert pace.allowed(30.0) == int(BURST_S * PER_S)
 
 
-def test_what_is_made_up_for_has_a_bound() -> None:
+def test_rate_limiter_makes_up_for_a_bounded_time() -> None:
     pace = RateLimiter(PER_S, 0.0)
     assert sent(pace, 0.0) == 1
     assert not pace.allowed(0.0)

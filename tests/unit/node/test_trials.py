@@ -65,7 +65,7 @@ async def test_a_second_experimenter_is_refused_and_told_who_is_at_it(
         assert await prefetches(mq) == [9]
 
 
-async def test_what_a_consumer_asks_for_during_a_trial_it_has_afterwards(
+async def test_prefetch_set_during_a_trial_holds_afterwards(
     node: Node, mq: Client, connect: Connect
 ) -> None:
     await mq.create_queue(QUEUE)

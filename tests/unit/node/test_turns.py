@@ -30,7 +30,7 @@ def pings(first: int, count: int) -> bytes:
     return b"".join(b"".join(wire.send(Ping(), first + n)) for n in range(count))
 
 
-async def test_what_comes_while_the_rest_waits_for_its_turn_comes_after_it(node: Node) -> None:
+async def test_packets_stay_in_order_over_several_turns(node: Node) -> None:
     session, reader, writer = await met(node)
     many = 3 * PACKETS_PER_TURN
     session.data_received(pings(1, many))
@@ -48,7 +48,7 @@ async def test_what_comes_while_the_rest_waits_for_its_turn_comes_after_it(node:
     writer.close()
 
 
-async def test_who_is_hung_up_on_has_no_further_turn(node: Node) -> None:
+async def test_closed_session_handles_no_further_packets(node: Node) -> None:
     session, reader, writer = await met(node)
     before = node.packets_in
     session.data_received(pings(1, 3 * PACKETS_PER_TURN))

@@ -89,7 +89,7 @@ def test_the_board_is_one_that_grafana_imports(board: dict[str, Any]) -> None:
         assert all(target["legendFormat"] for target in panel["targets"])
 
 
-def test_nothing_on_the_board_is_tied_to_one_data_source(board: dict[str, Any]) -> None:
+def test_board_uses_the_data_source_variable_everywhere(board: dict[str, Any]) -> None:
     variables = {variable["name"]: variable for variable in board["templating"]["list"]}
     assert variables["datasource"]["type"] == "datasource"
     assert variables["datasource"]["query"] == "prometheus"

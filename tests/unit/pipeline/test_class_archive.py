@@ -56,7 +56,7 @@ def test_java_is_told_of_an_archive_that_is_there(
     assert list(archive.path.parent.iterdir()) == [archive.path]
 
 
-def test_whoever_fails_to_write_it_leaves_nothing(folder: Path) -> None:
+def test_failed_class_archive_leaves_no_file(folder: Path) -> None:
     archive = archive_of(java(folder, 17))
 
     def fail() -> None:

@@ -108,7 +108,7 @@ def test_however_rows_are_parted_the_same_ids_come_out(
     assert not Counter(put.payload.decode() for _, put in rest) - Counter(rows)
 
 
-def test_what_is_too_large_to_be_counted_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_equal_rows_are_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connector_write, "CONTENT_BYTES_MAX", 10)
     _, written = ids_of([["a", "b"], ["c"]])
     assert list(still_to_put(written)) == []

@@ -14,12 +14,14 @@ SEEN = {"shop": [1.0, 3.0], "orders.eu": [4.0], "orders.us": [8.0], "mails": [90
 @pytest.mark.parametrize(
     ("governs", "expected_s"), [("http = 'shop'", 2.0), ("queue = 'orders.*'", 6.0)]
 )
-def test_it_is_what_was_seen_of_what_the_agreement_governs(governs: str, expected_s: float) -> None:
+def test_reconfiguration_time_is_that_of_the_governed_services(
+    governs: str, expected_s: float
+) -> None:
     agreement = parse_agreement(f"name = 'a'\n{governs}\n{PROMISE}", "a.toml")
     assert reconfiguration(agreement, SEEN)[0] == expected_s
 
 
-def test_what_was_never_seen_is_as_the_agreement_says() -> None:
+def test_reconfiguration_time_defaults_to_the_agreement() -> None:
     said = "name = 'a'\nqueue = 'bills'\nreconfiguration = '1s'\n"
     agreement = parse_agreement(said + PROMISE, "a.toml")
     assert reconfiguration(agreement, SEEN) == (1.0, "as the agreement says")

@@ -81,7 +81,7 @@ def test_copies_and_compacted_files_are_taken_once() -> None:
     assert choose_files([copy], {"a"}, 9, 60.0) == ([], [SkippedFile("/copy", DUPLICATE)])
 
 
-def test_what_cannot_be_read_is_left_out_with_a_reason(lake_of: LakeOf) -> None:
+def test_unreadable_lake_file_is_left_out_with_a_reason(lake_of: LakeOf) -> None:
     place = LakeFolder.of(str(lake_of.folder))
     rows = [{"at": NOON + timedelta(seconds=s)} for s in (0, 5, 9)]
     good = lake_of.write(QUEUE_SAMPLES, rows, file_id="good")

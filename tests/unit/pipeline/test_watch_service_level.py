@@ -110,7 +110,7 @@ def test_a_changed_agreement_counts_anew() -> None:
     assert (same[0]["breached"], other[0]["breached"]) == (1, 0)
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_service_level_history_is_bounded() -> None:
     carried = ServiceLevelCarry()
     for day in range(5):
         _, carried = slid(carried, minutes(*[Verdict.MET] * 1440, first=1440 * day))

@@ -13,14 +13,14 @@ from tidegate.pipeline.jobs.services import boot_time, growth, machine_capacity
 from tidegate.telemetry.models import SCHEMA, LearningRun, ReadCounts
 
 
-def test_one_file_is_no_files() -> None:
+def test_left_out_text_uses_the_singular_for_one_file() -> None:
     reading = ReadCounts(files=3, rows=10)
     reading.files_left_out["cut"] = 1
     reading.rows_left_out["NaN"] = 1204
     assert left_out(reading) == "1 file cut; 1,204 rows NaN"
 
 
-def test_one_node_has_no_median_and_one_boot_is_no_boots() -> None:
+def test_figures_of_one_node_and_one_boot_use_the_singular() -> None:
     assert machine_capacity([200.0]).says == "one node under load"
     assert machine_capacity([200.0, 300.0]).says == "median of 2 nodes under load"
     assert boot_time([60.0]).says.endswith("of 1 boot")

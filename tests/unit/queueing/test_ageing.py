@@ -53,7 +53,7 @@ def test_ageing_does_not_change_the_order_of_the_oldest_first() -> None:
     assert [s.first_id for s in queue.take(2, ANYONE, Order.OLDEST, 60.0)] == [1, 2]
 
 
-def test_what_is_in_the_store_only_is_waited_for_by_its_age() -> None:
+def test_stored_message_keeps_its_place_by_age() -> None:
     queue = queue_of((1, 0.0), keep=False)
     queue.add(segment(2, 2, 59.0), keep=True)
     queue.add(segment(3, 2, 61.0), keep=True)
@@ -80,7 +80,7 @@ def take_oldest(queue: Queue, count: int) -> list[int]:
     return [span.first_id for span in queue.take(count, ANYONE, Order.OLDEST)]
 
 
-def test_one_that_was_stored_late_says_nothing_of_the_age_of_those_behind_it() -> None:
+def test_late_stored_message_does_not_set_the_age_of_later_ones() -> None:
     queue = queue_of((1, 0.0), keep=False)
     queue.add(segment(3, 1, 8.0), keep=False)
     assert queue.add(segment(2, 1, 50.0), keep=False), "late: it is in memory"
@@ -120,7 +120,7 @@ def test_a_clock_that_is_set_back_does_not_let_the_store_be_overtaken() -> None:
     assert taken(queue, 10.0) == [3, 4]
 
 
-def test_what_is_behind_a_tail_in_order_is_as_old_as_what_was_read_last() -> None:
+def test_tail_in_order_is_as_old_as_the_last_message_read() -> None:
     queue = queue_of((1, 0.0), (1, 80.0), (1, 90.0), keep=False)
     queue.bring_back([segment(1, 1, 0.0), segment(2, 1, 80.0)])
     assert take_oldest(queue, 2) == [1, 2]

@@ -22,7 +22,7 @@ def segment(first_id: int, count: int) -> Segment:
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["one read", "a read each"])
-def test_what_was_cut_off_a_segment_comes_back_to_memory_behind_it(at_once: bool) -> None:
+def test_pieces_of_a_segment_return_to_memory_after_it(at_once: bool) -> None:
     kept, pieces = segment(1, 4), [segment(2, 1), segment(3, 2)]
     kept.mark_done(1, 4)
     queue = Queue(Budget(1 << 40))

@@ -45,7 +45,7 @@ def ids(spans: list[Span]) -> list[int]:
     return [span.first_id + n for span in spans for n in range(len(span))]
 
 
-def test_one_of_a_group_is_out_and_other_groups_are_unhindered() -> None:
+def test_one_message_of_each_group_is_delivered_at_a_time() -> None:
     queue = new_queue()
     queue.add(segment(1, "a", "a", "b", None, "a", "b"), keep=True)
 
@@ -108,7 +108,7 @@ def test_a_new_owner_lets_a_group_wait_for_the_one_that_is_tried_again_later() -
     assert ids(take(queue)) == [1]
 
 
-def test_who_expires_while_it_waits_for_its_group_leaves() -> None:
+def test_message_that_waits_for_its_group_can_expire() -> None:
     queue = new_queue()
     queue.add(segment(1, "a", "a"), keep=True)
     queue.add(segment(3, "a", expires_at=10.0), keep=True)
@@ -220,7 +220,7 @@ def test_the_oldest_that_waits_may_wait_for_its_group() -> None:
     assert [span.first_id for span in queue.contents.browse(5)] == [2]
 
 
-def test_who_was_searched_for_is_not_forgotten_when_more_for_it_stays_in_the_store() -> None:
+def test_search_for_a_receiver_survives_further_stored_messages() -> None:
     queue = new_queue()
     queue.add(segment(1, "a", receiver=8), keep=False)
     queue.searched(7, queue.spilled.addressed_end)

@@ -41,7 +41,7 @@ def ids_of(queue: Queue) -> list[int]:
     ]
 
 
-def test_what_is_due_finds_its_place_by_id() -> None:
+def test_due_message_returns_to_its_place_by_id() -> None:
     queue = Queue(Budget(1 << 30))
     queue.add_for_later(a_segment(1, 2, due_at=10.0))
     queue.add(a_segment(3), keep=True)
@@ -52,7 +52,7 @@ def test_what_is_due_finds_its_place_by_id() -> None:
     assert ids_of(queue) == [1, 2, 3, 4]
 
 
-def test_what_failed_is_put_off_by_the_monotonic_clock() -> None:
+def test_retry_is_due_by_the_monotonic_clock() -> None:
     queue = Queue(Budget(1 << 30))
     queue.add(a_segment(1, 3), keep=True)
     book = LeaseBook()
@@ -129,7 +129,7 @@ def test_of_what_waits_for_long_memory_keeps_the_half_that_is_due_first() -> Non
     assert ids_of(queue) == [6, 7, 8, 9, 10]
 
 
-def test_what_waits_to_be_tried_again_is_not_left_to_the_store() -> None:
+def test_message_that_waits_for_a_retry_stays_in_memory() -> None:
     """Its segment was due long ago: nobody would look for it there again."""
     queue = Queue(Budget(1 << 30))
     failed = a_segment(1, due_at=5.0)
@@ -142,7 +142,7 @@ def test_what_waits_to_be_tried_again_is_not_left_to_the_store() -> None:
     assert ids_of(queue) == [1, 2]
 
 
-def test_what_was_due_is_never_left_to_the_store_again() -> None:
+def test_message_that_was_due_is_never_evicted() -> None:
     """It is with somebody; read from the store it would be there twice."""
     queue = Queue(Budget(1 << 30))
     queue.add_for_later(a_segment(1, due_at=10.0))
@@ -158,7 +158,7 @@ def test_what_was_due_is_never_left_to_the_store_again() -> None:
     assert (queue.delayed.in_store, queue.delayed.scheduled.count) == (1, 2)
 
 
-def test_what_expired_before_its_time_is_never_left_to_the_store_again() -> None:
+def test_message_that_expired_before_its_time_is_never_evicted() -> None:
     queue = Queue(Budget(1 << 30))
     queue.add_for_later(a_segment(1, 2, due_at=10.0, expiries=[5.0, None]))
     queue.add_for_later(a_segment(3, due_at=8.0))

@@ -18,7 +18,7 @@ def test_only_what_stands_in_the_table_happens(state: MessageState, event: Messa
             next_state(state, event)
 
 
-def test_what_is_done_stays_done_and_everything_can_get_there() -> None:
+def test_done_is_final_and_every_state_is_reachable() -> None:
     assert TRANSITIONS[MessageState.DONE] == {}
     reached = {MessageState.ACCEPTED}
     while more := {t for s in reached for t in TRANSITIONS[s].values()} - reached:

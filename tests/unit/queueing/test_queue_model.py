@@ -681,5 +681,5 @@ def test_a_queue_behaves_as_the_model_for_longer(machine: type[QueueMachine]) ->
     )
 
 
-def test_nobody_is_client_zero() -> None:
+def test_client_ids_of_the_model_exclude_anyone() -> None:
     assert ANYONE not in CLIENTS

@@ -70,7 +70,7 @@ def test_messages_of_nobody_are_a_tenant_of_their_own() -> None:
     assert Counter(shop.served(100)) == {None: 50, "red": 50}
 
 
-def test_whoever_was_idle_has_saved_nothing_up() -> None:
+def test_idle_tenant_saves_up_no_turns() -> None:
     shop = Shop()
     shop.put("late", *["busy"] * 1000)
     shop.take(501)
@@ -80,7 +80,7 @@ def test_whoever_was_idle_has_saved_nothing_up() -> None:
     assert Counter(shop.served(200)) == {"busy": 100, "late": 100}
 
 
-def test_whoever_puts_one_at_a_time_does_not_get_ahead() -> None:
+def test_tenant_with_single_puts_gets_an_equal_share() -> None:
     shop = Shop()
     shop.put(*["queues"] * 100)
     served: list[str | None] = ["single"]
@@ -92,7 +92,7 @@ def test_whoever_puts_one_at_a_time_does_not_get_ahead() -> None:
     assert 50 <= served.count("single") <= 52
 
 
-def test_whoever_is_alone_gets_whole_batches() -> None:
+def test_single_tenant_gets_whole_batches() -> None:
     shop = Shop()
     shop.put(*["red"] * 500)
     shop.put("blue")

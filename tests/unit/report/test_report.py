@@ -197,7 +197,7 @@ def test_each_agreement_has_a_card_with_its_standing_in_words_the_worst_first(
     ]
 
 
-def test_what_was_promised_is_told_and_drawn_where_the_documents_are_at_hand(
+def test_report_states_and_draws_the_promises_of_given_agreements(
     an_afternoon: KnowledgeOf,
 ) -> None:
     agreement = parse_agreement(
@@ -296,7 +296,7 @@ def test_before_the_first_run_a_sentence_says_what_to_do(tmp_path: Path) -> None
         LearnedModels(tmp_path)
 
 
-def test_what_was_left_out_is_said_at_the_head(knowledge_of: KnowledgeOf) -> None:
+def test_report_head_names_left_out_rows_and_files(knowledge_of: KnowledgeOf) -> None:
     knowledge_of.reading["queue_samples"].rows_left_out["NaN"] = 1204
     knowledge_of.reading["queue_samples"].files_left_out["cut"] = 1
     knowledge_of.write()

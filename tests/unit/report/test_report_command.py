@@ -36,7 +36,7 @@ def report(
     return run
 
 
-def test_it_finds_the_knowledge_beside_the_store(
+def test_report_finds_the_models_beside_the_store(
     knowledge_of: KnowledgeOf, tmp_path: Path, report: Report
 ) -> None:
     knowledge_of.folder = tmp_path / "data" / "knowledge"
@@ -46,7 +46,7 @@ def test_it_finds_the_knowledge_beside_the_store(
     assert json.loads(done.out)["files"] == ["report.html"]
 
 
-def test_it_finds_the_knowledge_of_a_data_folder_that_is_named(
+def test_report_finds_the_models_of_a_named_data_folder(
     knowledge_of: KnowledgeOf, tmp_path: Path, report: Report
 ) -> None:
     knowledge_of.folder = tmp_path / "elsewhere" / "knowledge"
@@ -88,7 +88,7 @@ def test_a_folder_in_place_of_a_file_is_named_and_nothing_is_left(
     assert list(work.rglob("*")) == [folder]
 
 
-def test_what_it_calls_the_file_is_what_was_asked_for(
+def test_report_error_names_the_requested_file(
     knowledge_of: KnowledgeOf, tmp_path: Path, report: Report
 ) -> None:
     knowledge_of.write()

@@ -49,7 +49,7 @@ def test_keeping_it_takes_less_than_a_third_more_than_knowing_the_load(seed: int
 
 
 @pytest.mark.parametrize("kind", [FaultKind.SLOW, FaultKind.MACHINE, FaultKind.STALE])
-def test_what_goes_wrong_may_warn_and_does_not_breach(kind: FaultKind) -> None:
+def test_fault_under_an_agreement_causes_no_breach(kind: FaultKind) -> None:
     base = load_scenario("agreement", 1)
     fault = Fault(at_s=300.0, kind=kind, duration_s=30.0)
     steady = traces.sampled("steady", 600.0, lambda _: 70.0)

@@ -54,7 +54,7 @@ def test_two_workers_on_a_machine_halve_the_peaks() -> None:
     assert 0.4 <= peaks[1] / peaks[0] <= 0.6
 
 
-def test_one_warm_machine_keeps_the_slow_ramp_below_max_load() -> None:
+def test_slow_ramp_stays_below_max_load_with_one_warm_machine() -> None:
     outcome = simulate(PAPER["figure-6"])
     assert outcome.late_s == 0.0
     assert worker_waited_for(outcome) is None
@@ -123,7 +123,7 @@ def test_square_and_saw_tooth_loads_cause_bounded_reversals(
 
 @pytest.mark.parametrize("kind", [FaultKind.STALE, FaultKind.NAN])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_nothing_is_done_on_measurements_that_are_old_or_no_numbers(
+def test_stale_or_invalid_measurements_cause_no_action(
     kind: FaultKind, policy: ScalingPolicy
 ) -> None:
     trace = traces.sampled("steps", 1200.0, lambda time: 600.0 if time < 600.0 else 20.0)
@@ -178,7 +178,7 @@ def test_clients_are_spread_over_replicas() -> None:
     assert outcome.waiting_at_end + outcome.in_service_at_end < 150
 
 
-def test_what_is_only_recommended_is_not_done() -> None:
+def test_recommended_decision_is_not_executed() -> None:
     trace = traces.sampled("constant", 300.0, lambda _: 300.0)
     outcome = simulate(_scenario(trace, ScalingPolicy.LOAD, steering=ControlMode.RECOMMEND))
     assert outcome.replicas_peak == 1

@@ -36,7 +36,7 @@ def test_a_file_is_a_scenario(tmp_path: Path) -> None:
         load_scenario(str(tmp_path / "tuesday.csv"), 1)
 
 
-def test_what_a_user_sets_reaches_the_loop_and_the_plant() -> None:
+def test_user_settings_reach_the_loop_and_the_plant() -> None:
     scenario = with_scaling_settings(
         load_scenario("steps", 1),
         {"max_load": "80", "max": "5", "boot": "40s", "plant.start": "500ms", "warm": "none"},

@@ -39,7 +39,7 @@ def test_arrays(middle: list[int], large: list[int | None]) -> None:
 
 
 @pytest.mark.parametrize("number", [2**31, -(2**31) - 1])
-def test_what_does_not_fit_is_refused_here(number: int) -> None:
+def test_too_large_number_is_refused_as_parameter(number: int) -> None:
     with pytest.raises(OverflowError):
         p.int4_array([number])
 

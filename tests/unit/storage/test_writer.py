@@ -86,7 +86,7 @@ async def turns(count: int = 3) -> None:
         await asyncio.sleep(0)
 
 
-async def test_one_small_commit_may_follow_another_and_the_third_waits(
+async def test_third_commit_waits_while_two_are_under_way(
     store: ScriptedStore,
 ) -> None:
     source = Source(Writer(store))

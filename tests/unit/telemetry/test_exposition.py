@@ -96,7 +96,7 @@ def test_a_queue_may_be_called_anything(names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "a}b", "a b", "ü, {x}", "a\u2028b"])
-def test_what_would_break_the_text_is_escaped(name: str) -> None:
+def test_label_values_are_escaped(name: str) -> None:
     found = families(text_of(a_node(a_queue(name))))
 
     (sample,) = found["tidegate_queue_oldest_age_seconds"].samples

@@ -114,7 +114,7 @@ def test_a_broken_file_is_passed_over_with_a_sentence(
     assert set(knowledge.accepted("plant")) == {"a", "b"}
 
 
-def test_nothing_half_written_is_left(knowledge: ModelRegistry) -> None:
+def test_model_registry_leaves_no_partial_files(knowledge: ModelRegistry) -> None:
     finish(knowledge, NOW, "stability")
     knowledge.add_models("plant", "run", NOW, [model("a")])
 

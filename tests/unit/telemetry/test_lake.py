@@ -65,7 +65,7 @@ def test_a_writer_may_be_called_anything(tmp_path: Path, writer: str) -> None:
     assert events_of(lake) == ["join"]
 
 
-def test_what_is_not_finished_is_not_there(tmp_path: Path) -> None:
+def test_unfinished_lake_file_is_not_listed(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
 
     def tables_that_end_in_the_middle() -> object:

@@ -13,7 +13,7 @@ RETENTION_S = 30 * DAY_HOURS * HOUR_S
 
 
 @given(st.integers(2, 60 * DAY_HOURS), st.integers(1, 40 * DAY_HOURS), st.integers(0, HOUR_S - 1))
-def test_who_records_all_the_time_keeps_the_retention_and_no_more(
+def test_continuous_recording_keeps_exactly_the_retention(
     recorded: int, kept: int, second: int
 ) -> None:
     hours = range(NOW_HOUR - recorded + 1, NOW_HOUR + 1)

@@ -29,7 +29,7 @@ def test_a_burst_is_thinned_at_once_and_weights_add_up() -> None:
     assert taken < 50 * 16
 
 
-def test_it_follows_the_load_up_and_down() -> None:
+def test_sampler_follows_the_load() -> None:
     sampler = AdaptiveSampler(50)
     for second in range(20):
         sampler.among_ids(1 + second * 100_000, 100_000)
@@ -41,7 +41,7 @@ def test_it_follows_the_load_up_and_down() -> None:
     assert sampler.every == 1
 
 
-def test_one_by_one_both_of_two_that_take_turns_are_taken() -> None:
+def test_sampler_takes_both_of_two_alternating_kinds() -> None:
     """Every 2nd, 4th, 8th … of put, get, put, get would be the one kind only."""
     sampler = AdaptiveSampler(10, randomness=random.Random(1))
     weights = {"put": 0, "get": 0}

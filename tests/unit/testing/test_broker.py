@@ -15,7 +15,7 @@ from tidegate.testing.broker import BlockingBroker, Broker
 from tidegate.testing.virtual_time import VirtualTimeLoop, run
 
 
-async def test_what_waits_can_be_looked_at_without_taking_it(tidegate_broker: Broker) -> None:
+async def test_broker_messages_lists_without_taking(tidegate_broker: Broker) -> None:
     mq = await tidegate_broker.connect()
     await mq.create_queue("orders")
     await mq.put("orders", b"one", headers={"region": "eu"})
@@ -83,7 +83,7 @@ async def test_a_large_message_crosses_in_pieces(tidegate_broker: Broker) -> Non
     assert (await mq.get("films")).payload == b"trailer"
 
 
-async def test_who_does_not_read_is_sent_no_more_than_fits(tidegate_broker: Broker) -> None:
+async def test_client_that_does_not_read_is_sent_a_bounded_amount(tidegate_broker: Broker) -> None:
     mq = await tidegate_broker.connect()
     await mq.create_queue("films")
     slow = await tidegate_broker.connect()
@@ -163,7 +163,7 @@ async def test_the_loop_gets_its_own_time_back() -> None:
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
-async def test_nothing_listens_and_nothing_runs_beside_the_test(
+async def test_broker_opens_no_socket_and_no_thread(
     tidegate_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_socket(*_: object, **__: object) -> None:

@@ -151,7 +151,7 @@ async def test_a_target_above_what_the_handler_can_do_names_the_ceiling(broker: 
     assert last.step.saturated is Saturation.NONE
 
 
-async def test_who_listens_badly_stops_nothing(broker: Broker) -> None:
+async def test_failing_prefetch_listener_does_not_stop_control(broker: Broker) -> None:
     shop = Shop(GOAL)
 
     @shop.app.on_prefetch_step

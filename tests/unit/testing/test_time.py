@@ -89,9 +89,7 @@ async def test_a_request_without_an_answer_gives_up_after_its_timeout(
 
 
 @pytest.mark.parametrize("back", ["lapse", "nack"])
-async def test_what_comes_back_after_its_time_is_over_does_not_wait_any_more(
-    tidegate_broker: Broker, back: str
-) -> None:
+async def test_returned_message_expires_after_its_time(tidegate_broker: Broker, back: str) -> None:
     mq = await tidegate_broker.connect()
     await mq.create_queue("orders")
     await mq.put("orders", b"one", ttl=25)

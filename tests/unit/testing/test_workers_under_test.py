@@ -48,7 +48,7 @@ async def test_a_worker_gets_what_is_put(tidegate_broker: Broker) -> None:
     assert app.url == ELSEWHERE
 
 
-async def test_what_fails_is_tried_again_later_and_later(tidegate_broker: Broker) -> None:
+async def test_failed_message_is_retried_at_growing_intervals(tidegate_broker: Broker) -> None:
     app, warehouse = tidegate.App(ELSEWHERE), Warehouse()
     policy = QueuePolicy(retry_first_s=1, retry_factor=2, retry_max_s=300, retry_jitter=0)
 

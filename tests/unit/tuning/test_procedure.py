@@ -75,7 +75,7 @@ async def test_a_sweep_is_cheap_and_looks_at_the_far_end() -> None:
     assert record.open_loop[-1].prefetch == 360
 
 
-async def test_what_is_held_out_is_never_fitted() -> None:
+async def test_held_out_samples_are_not_fitted() -> None:
     found = await tuned(paper())
 
     assert found.model.n_train == 60
@@ -95,7 +95,7 @@ async def test_the_controller_keeps_what_was_asked_for(kind: ControllerKind) -> 
     assert (controller.offset > 0.0) == (kind is ControllerKind.P)
 
 
-async def test_what_is_designed_is_what_will_run() -> None:
+async def test_designed_gains_are_the_running_gains() -> None:
     found = await tuned(paper())
 
     steering = PrefetchRegulator(WISH.goal(), found.model.plain(), start=1)
@@ -210,7 +210,7 @@ async def test_a_probe_that_cannot_feed_itself_is_not_told_to_be_a_probe() -> No
     assert "--handler-time" in str(said)
 
 
-async def test_what_was_measured_until_the_broker_went_is_kept() -> None:
+async def test_record_is_kept_when_the_broker_ends() -> None:
     async def cut_off(prefetch: int) -> None:
         consumer.prefetch = prefetch
         if len(consumer.prefetches) == 20:
@@ -234,7 +234,7 @@ async def test_some_empty_moments_are_left_out() -> None:
     assert "were left out" in found.model.notes[-1]
 
 
-async def test_nothing_that_arrives_is_no_curve() -> None:
+async def test_curve_is_refused_when_no_message_arrived() -> None:
     said = await refused(SimulatedConsumer(a=0.0, b=0.0, noise_per_s=0.0))
 
     assert "not one message arrived" in str(said)
@@ -259,7 +259,7 @@ async def test_an_impossible_design_shows_its_poles() -> None:
         ({"excited_samples": 10}, "too little excitation"),
     ],
 )
-def test_what_cannot_be_wished_for_is_said_at_once(wrong: dict[str, float], says: str) -> None:
+def test_invalid_wish_is_refused(wrong: dict[str, float], says: str) -> None:
     with pytest.raises(InvalidValue, match=says):
         replace(WISH, **wrong)  # type: ignore[arg-type]
 
@@ -275,7 +275,7 @@ async def test_a_model_file_is_read_as_a_model(tmp_path: Path) -> None:
     assert type(model).load(file) == model
 
 
-def test_what_a_model_file_says_to_people_is_known_to_those_who_read_it() -> None:
+def test_informational_fields_of_a_model_are_known_to_its_reader() -> None:
     beyond = set(TunedModel.__struct_fields__) - set(PrefetchModel.__struct_fields__)
 
     assert beyond == INFORMATIONAL_FIELDS

@@ -1,8 +1,8 @@
 """One queue under its agreement: samples in; verdicts, learned warnings and a wait target out.
 
-    sample → agreement.ledger → windows, events, status
-    windows → how fast promises get worse → agreement.learned_warnings → warning points
-    warning points → `WaitTarget` of laws.wait_sizing, the nearest of all promised waits
+    sample → agreements.ledger → windows, events, status
+    windows → how fast promises get worse → agreements.evaluation → warning points
+    warning points → `WaitTarget` of laws.scaling.wait, the nearest of all promised waits
 
 It is synchronous and has no clock, so the queue's loop and the simulation both use it. The capacity
 of a replica and the time of a reconfiguration are facts: a measured value wins over the document

@@ -51,6 +51,8 @@ from tidegate.engines.native.sensor import NativeSensor
 if TYPE_CHECKING:
     from tidegate.control.machines import FleetLoop
 
+log = logging.getLogger(__name__)
+
 
 # Producers that have just heard of it put to it for some seconds more.
 PATIENCE_S = 15.0
@@ -127,9 +129,6 @@ def _what_keeps(one: ReplicaSample, topology: Topology) -> list[str]:
 # missing
 # replicas again. `StaleEpoch` and other errors of the store leave `run_once`; the leader handles
 # them.
-
-
-log = logging.getLogger(__name__)
 
 
 class QueueLoop:

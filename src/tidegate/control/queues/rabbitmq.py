@@ -34,6 +34,8 @@ from tidegate.engines.rabbitmq.sensor import RabbitmqSample, RabbitmqSensor
 from tidegate.engines.rabbitmq.topology import ControllerConnection, ElasticTopology, read_topology
 from tidegate.fleet.processes import ReplicaWorkers
 
+log = logging.getLogger(__name__)
+
 _BACKOFF_FIRST_S = 0.5
 _BACKOFF_MAX_S = 5.0
 # Replicas per step when the queue is to become a plain queue: all at once.
@@ -277,8 +279,6 @@ class LocalWorkers:
 # The loop can be stopped at any step. The topology is written before each change, so the next
 # process that gets the lock continues from there.
 
-
-log = logging.getLogger(__name__)
 
 # The journal's writes carry a leader's epoch on nodes. Here the queue's lock protects them, and the
 # connection holds the lock.

@@ -181,8 +181,7 @@ class HostingLoop:
 # Failures:
 #
 # - An agreement that cannot be read changes nothing about the running instances. The service's
-# detail
-#   names the problem.
+#   detail names the problem.
 # - If no door reports, the load is unknown. Failed instances are still replaced, and the wanted
 #   number does not change.
 # - Errors of the store leave `run_once`, and the next period tries again. `StaleEpoch` ends this

@@ -144,7 +144,7 @@ class Disagreement:
 
     @property
     def is_over(self) -> bool:
-        """Whether both have agreed for long enough."""
+        """Whether door and probe have agreed for long enough."""
         return self._agrees >= DIFFERS_SAMPLES
 
     def _told(self, differs: str) -> str | None:
@@ -194,7 +194,7 @@ class Disagreements:
     def update(
         self, probe: ProbeSample, at: float, *, is_silent: bool, is_bounded: bool
     ) -> str | None:
-        """As `Disagreement.update`, for the probed door; `is_silent` means that no door reports."""
+        """Update the disagreement about the probed door; `is_silent` means that no door reports."""
         if probe.address not in self._heard_at:
             # The door was forgotten while the probe was on its way.
             return None
@@ -372,7 +372,7 @@ class HttpProbe:
         self._clock = clock or Clock()
         self.addresses: Sequence[str] = ()
         self.path = "/"
-        # The mark by which doors recognize the probe (core.probe_mark).
+        # The mark by which doors recognize the probe (`DoorSettings.probe_mark`).
         self.mark = ""
         self.samples: deque[ProbeSample] = deque(maxlen=_KEPT)
         self._turn = 0

@@ -410,9 +410,6 @@ class ServicePerformance:
                 tail.observe(at_percentile, mean)
 
 
-# The input of one decision about an HTTP service.
-
-
 # Part of a window that must have samples, one a second, before its verdict is used.
 _PRESSED_PART = 0.5
 

@@ -57,7 +57,7 @@ from tidegate.laws.http.sizing import (
 
 # The number of instances that a service needs.
 #
-#     more     the requests in hand, now or soon, cannot be answered in time      laws.http_sizing
+#     more     the requests in hand, now or soon, cannot be answered in time      laws.http.sizing
 #              a warning that this does not explain: one more, if load can be the reason
 #     fewer    one fewer would have been enough, with reserve, for the whole cool-down
 #     floor    a number that was too low at a load is not used again at that load for a while
@@ -391,7 +391,7 @@ class ServiceAutoscaler:
         return self._decision(crew, seen, load)
 
     def _adapt(self, crew: InstanceSet, seen: ServiceSample, load: ServiceLoad) -> None:
-        """Adapt inside instances, then replace overloaded ones, then decide their number."""
+        """Change settings of instances, replace overloaded ones, and decide on their number."""
         asked = self._size.needed(load)
         is_pressed = seen.is_pressed(self.agreement.window_s) or (
             asked is not None and asked > self.wanted

@@ -68,7 +68,7 @@ _PROBE = f"{PROBE_HEADER.lower()}$"
 _HOPS_MAX = 8
 _SERVER_ERROR = 500
 # Matched against all header lines: control characters, and framing fields in disguise. An
-# application behind CGI rules cannot distinguish `Content_Length` from `Content-Length`.
+# application behind CGI rules cannot distinguish `Content_Length:` from `Content-Length:`.
 _CONTROL = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
 _DISGUISED = "(content|transfer)_(length|encoding):"
 _ODD = rf"'{_CONTROL}|(^|\n)({_DISGUISED})'"
@@ -217,7 +217,7 @@ def _probes(settings: DoorSettings) -> list[str]:
     return [
         f"    acl probe req.fhdr({PROBE_HEADER}),sha2(256),hex -m str {digest}",
         f"    http-request set-log-level {_PROBE_LEVEL} if probe",
-        # Count at the beginning of the request: its log line appears only at its end.
+        # Count a probe when it arrives: its line in the log appears only when it has ended.
         f"    http-request set-var({PROBES}) var({PROBES}),add(1) if probe",
     ]
 

@@ -443,9 +443,6 @@ class HaproxyProcess:
                 self._lines.append(text)
 
 
-# Location of the HAProxy program on this machine.
-
-
 # Names a program outside the usual places.
 PROGRAM_VARIABLE = "TIDEGATE_HAPROXY"
 
@@ -469,9 +466,6 @@ def haproxy_program() -> str:
             "take the engine gateway"
         )
     return found
-
-
-# The private temporary folder of a HAProxy's configuration and runtime socket.
 
 
 SOCKET = "runtime"
@@ -545,6 +539,3 @@ async def _clients(
     writer.write(b"show stat typed\n")
     answer = await reader.readuntil(_PROMPT)
     return counter_value(parse_rows(answer, (frontend,)).get("FRONTEND", {}), "scur")
-
-
-# Debian's HAProxy as a door.

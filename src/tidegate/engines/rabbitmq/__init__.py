@@ -33,6 +33,3 @@ def connect(url: str, **connection: Any) -> Connector[RabbitmqClient]:
     from tidegate.engines.rabbitmq.client import connector
 
     return connector(url, **connection)
-
-
-# Elastic queues on RabbitMQ: a consistent-hash exchange over a varying number of queues.

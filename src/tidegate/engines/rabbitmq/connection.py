@@ -216,7 +216,7 @@ class RabbitmqConnection:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether RabbitMQ reads nothing from this connection, for want of memory or disk."""
+        """Whether RabbitMQ reads nothing from this connection because memory or disk is short."""
         return not self.is_closed and self._up.is_set() and _is_blocked(self._transport())
 
     async def unblocked(self, patience: ReconnectPolicy) -> None:

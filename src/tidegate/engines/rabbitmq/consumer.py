@@ -13,8 +13,8 @@ once, because a second settlement closes the channel.
 
 Prefetch. It can change at any time:
 
-- On a channel with classic queues only, `basic.qos` applies to the whole channel at once, so one
-  prefetch bounds all sources together.
+- On a channel with classic queues only, AMQP's basic.qos applies to the whole channel at once, so
+  one prefetch bounds all sources together.
 - Quorum queues refuse that. There the prefetch belongs to the AMQP consumer, and each source gets
   an equal part. To change it, a new consumer begins on the same channel with the new value, and the
   former one is cancelled. Messages of the former one stay held, so for a while more may be held

@@ -164,7 +164,7 @@ class ManagementApi:
 # A probe consumer on RabbitMQ, on a temporary queue.
 #
 # The queue in question is only declared passively. The probe's prefetch changes live by
-# `basic.qos(global=true)` on a channel of its own, which classic queues support.
+# AMQP's basic.qos (with `global=true`) on a channel of its own, which classic queues support.
 
 
 SIZE_BYTES_DEFAULT = 256

@@ -94,7 +94,7 @@ class RabbitmqMessage:
 
     @property
     def redelivered(self) -> bool:
-        """Whether it may have been delivered before; never False if it was."""
+        """Whether the message may have been delivered before; False means certainly not."""
         return (
             self._by_the_broker
             or self.delivery_count > 1
@@ -104,7 +104,7 @@ class RabbitmqMessage:
 
     @property
     def deaths(self) -> list[Death]:
-        """How a dead letter came to be one, the latest last."""
+        """Why the message became a dead letter, each time; the latest is last."""
         return deaths_of(self.properties, self.message_id)
 
     def _held_by(self) -> RabbitmqConsumer:
@@ -114,7 +114,7 @@ class RabbitmqMessage:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it has returned to its queue because its channel ended."""
+        """Whether the message has returned to its queue because its channel ended."""
         return self._consumer is not None and self._consumer.lost
 
     def ack(self) -> None:

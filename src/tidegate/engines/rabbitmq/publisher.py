@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from tidegate.engines.rabbitmq.client import RabbitmqAddress
     from tidegate.engines.rabbitmq.connection import OutageTracker
 
+log = logging.getLogger(__name__)
+
 
 Result = TypeVar("Result")
 # Bytes of a frame beside its content.
@@ -326,8 +328,6 @@ class PublishOrder:
 # sent once more, alone, on a fresh connection. A reply that closes that one too is dropped. A reply
 # is also dropped if the broker is gone: then the requester has lost its channel and waits no more.
 
-
-log = logging.getLogger(__name__)
 
 DIRECT = "amq.rabbitmq.reply-to"
 

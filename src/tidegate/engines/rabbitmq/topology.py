@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     from tidegate.engines.rabbitmq.client import RabbitmqAddress
     from tidegate.engines.rabbitmq.connection import RabbitmqConnection
 
+log = logging.getLogger(__name__)
+
 
 # The sum of all weights. Each unit is a bucket of the exchange's ring.
 WEIGHTS = 100
@@ -403,8 +405,6 @@ class ControllerConnection:
 # When the feed's channel closes, the client binds and reads again for every queue that it knows. A
 # user without permission to listen reads the stored topologies every 15 seconds instead.
 
-
-log = logging.getLogger(__name__)
 
 _BACKOFF_FIRST_S = 0.05
 _BACKOFF_MAX_S = 1.0

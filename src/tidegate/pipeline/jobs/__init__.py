@@ -90,15 +90,12 @@ def window_start(width_s: float, at: str = "at") -> Column:
     return F.timestamp_micros(at_us - F.pmod(at_us, F.lit(width_us)))
 
 
-# The type of a transform: a function from frame to frame. Jobs are chains of transforms.
-
-
 Transform: TypeAlias = Callable[[DataFrame], DataFrame]
 
 
 # Comparison of durations with the recorder's histograms.
 #
-# A histogram is a list of (bucket, count) over the buckets of `telemetry.histogram`. Like in all
+# A histogram is a list of (bucket, count) over the buckets of `telemetry.meters`. Like in all
 # stats of a node, a duration counts as the upper bound of its bucket. "Shorter than T" therefore
 # means "in a bucket that ends before T".
 
@@ -114,7 +111,8 @@ def first_bucket_from(duration_s: float) -> int:
 #     rows.transform(percentiles("response", ("service", "window"), {"p99": 0.99}))
 #
 # Counts add up, so the histograms of a group are exploded and summed by bucket. A percentile is the
-# upper bound of the first bucket at which the cumulative count suffices, as in `agreement.windows`.
+# upper bound of the first bucket at which the cumulative count suffices, as in
+# `agreements.evaluation`.
 
 
 def percentiles(histogram: str, keys: Sequence[str], fractions: Mapping[str, float]) -> Transform:

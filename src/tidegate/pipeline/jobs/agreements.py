@@ -6,7 +6,7 @@ The table `compliance` has a row per agreement and window, `promises` a row per 
 and metric. `service_levels` has a row per agreement with its error budget. A budget belongs to a
 period. It counts the windows that ended less than a period before the last one, even if `learn`
 looks further back. The verdicts come from `pipeline.promises`, which `watch` uses too; the budget
-is computed by `agreement.evaluation`.
+is computed by `agreements.evaluation`.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ COMPLIANCE_JOB = Job(
 #
 #     samples → readings → steepest          the largest slope of each promise, window to window
 #     events reconfigured → took             the mean of a few, the 95th percentile from 20 on
-#     (driver) agreement.learned_warnings    margin = 1.25 · slope · time to reconfigure
+#     (driver) agreements.evaluation         margin = 1.25 · slope · time to reconfigure
 #
 # A warning must come early enough that a reconfiguration ends before the breach. The job therefore
 # learns how fast each promise got worse at most, and how long reconfigurations took.

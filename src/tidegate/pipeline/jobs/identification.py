@@ -1,6 +1,6 @@
 """Job `identification`: how prefetch affects the arrival rate of every consumer group.
 
-    samples → with_held_out → by_level → (driver) laws.identification.identify
+    samples → with_held_out → by_level → (driver) laws.estimation.identify
 
 Spark only aggregates. A sample holds u(k), y(k) and y(k+1). The sums of least squares are therefore
 plain aggregates per group, prefetch and part, without a sort or a join. Some dozens of sums per

@@ -1,15 +1,19 @@
-"""Job `capacity`: how many clients a replica of each queue serves best, and the best mix of them.
+"""Jobs about queues: `capacity`, `stability`, `lifecycle` and `phases`.
+
+Job `capacity` finds the number of clients with which a replica has its highest throughput, and the
+best mix of producers and consumers.
 
     samples → steady_windows → by_mix → (driver) laws.capacity.capacity
 
-The job uses windows of ten seconds in which no client joined or left. For each mix of producers and
-consumers it uses the stable windows. A mix without a stable window is listed too; the law prefers
-mixes that were stable.
+The job divides the time into windows of ten seconds, and uses those in which no client joined or
+left. Windows with as many producers and as many consumers belong to the same mix. The rates of a
+mix come from its stable windows, in which the queue neither grew nor shrank much. A mix without a
+stable window gets the rates of all its windows, and the law prefers the other mixes.
 
 Clients are not always busy: at night many clients move few messages. The throughput of a mix is
 therefore the 90th percentile of its windows.
 
-All replicas of a queue are alike, so each window of a replica is one measurement.
+The job treats all replicas of a queue as alike: a window of any replica is one measurement.
 """
 
 from __future__ import annotations
@@ -208,8 +212,9 @@ CAPACITY_JOB = Job(
 #     samples.transform(stability_by_window(60))
 #
 # The growth is `Δl = p − c`, the production minus the consumption rate. The band within which a
-# queue counts as stable is that of the law (`laws.stability`), whose functions take numbers and
-# Columns. The rates of a replicated queue are the sums of its replicas' rates.
+# queue counts as stable is that of the law. The law's functions (`laws.scaling.stability`) compute
+# with numbers as well as with Spark's columns, so this job calls them too. The rates of a logical
+# queue are the sums of the rates of its replicas.
 
 
 STABILITY_SCHEMA = StructType(
@@ -229,7 +234,7 @@ STABILITY_SCHEMA = StructType(
 
 
 def replica_rates(width_s: float) -> Transform:
-    """Return a transform to what entered and left each replica in each window."""
+    """Return a transform that counts the messages that entered and left each replica by window."""
 
     def transform(samples: DataFrame) -> DataFrame:
         return samples.groupBy("queue", "replica", window_start(width_s).alias("window")).agg(
@@ -246,7 +251,7 @@ def replica_rates(width_s: float) -> Transform:
 
 
 def with_rates(rates: DataFrame) -> DataFrame:
-    """Add production and consumption rates; drop replicas that were recorded for no time."""
+    """Add the rates of production and consumption, without replicas that have no recorded time."""
     return rates.filter(F.col("seconds") > 0).withColumns(
         {
             "produced_per_s": F.col("put") / F.col("seconds"),
@@ -285,7 +290,7 @@ def whole_queues(replicas: DataFrame) -> DataFrame:
 
 
 def stability_by_window(width_s: float, band: StabilityBand = DEFAULT_BAND) -> Transform:
-    """Return a transform from samples to the table."""
+    """Return a transform from samples to the table `stability`."""
 
     def transform(samples: DataFrame) -> DataFrame:
         return (
@@ -473,7 +478,7 @@ def with_percentiles(buckets: DataFrame) -> DataFrame:
 
 
 def durations_by_window(width_s: float) -> Transform:
-    """Return a transform from lifecycles to the table."""
+    """Return a transform from lifecycles to the table `lifecycle`."""
 
     def transform(lifecycles: DataFrame) -> DataFrame:
         return (
@@ -621,7 +626,7 @@ def idleness(samples: DataFrame) -> DataFrame:
 
 
 def idle_row(sums: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of the table of nodes."""
+    """Return the row of one node for the table of idle shares."""
     variance = math.nan if sums["variance"] is None else sums["variance"]
     idle = mean_interval(sums["n"], sums["mean"], variance)
     return {

@@ -5,7 +5,7 @@
     events → promise_transitions → violations
 
 `violations` has a row for each transition of a promise as the leader recorded it
-(`agreement.violations`). The leader acted on these. The verdicts that `learn` reaches afterwards
+(`agreements.evaluation`). The leader acted on these. The verdicts that `learn` reaches afterwards
 are in the table `compliance`.
 """
 
@@ -45,7 +45,7 @@ from tidegate.telemetry.models import StoredModel
 
 # Job `http_capacity`: the capacity of an instance of each HTTP service, while it was saturated.
 #
-#     samples → steady → by_instance → (driver) laws.saturated_capacity
+#     samples → steady → by_instance → (driver) laws.http.sizing.saturated_capacity
 #
 # The windows are five seconds long. An instance is saturated in a window if it had nearly its
 # permitted number of concurrent requests at every sample. The numbers of several doors that use the
@@ -327,7 +327,7 @@ SERVICES_JOB = Job(
 
 # Job `provisioning`: how many machines to keep warm.
 #
-#     NPP = ceil(sla_delta · boot_s / machine_capacity)               laws.provisioning
+#     NPP = ceil(sla_delta · boot_s / machine_capacity)               laws.placement.warm_machines
 #
 # - `sla_delta`: the growth of the load. The steepest slope of a line through one minute of the
 #   production of all queues, in steps of five seconds. The law smooths the steps and ignores slopes

@@ -353,9 +353,6 @@ class MemoryTopics(MemoryQueues):
         ]
 
 
-# Users in memory, as in sql/0004_access.sql.
-
-
 class MemoryUsers:
     """The part of an in-memory store that manages users."""
 
@@ -413,9 +410,6 @@ class MemoryUsers:
         if self._secret is None:
             self._secret = candidate
         return self._secret
-
-
-# Clients in memory: a name, a mode and a user.
 
 
 class MemoryClients(MemoryUsers):

@@ -167,9 +167,6 @@ class MemoryFleet:
         return list(self._decisions.get(service, ()))[:count]
 
 
-# HTTP services in memory, as in sql/0010_hosting.sql.
-
-
 # The fields of an instance that depend on its machine.
 _UNPLACED = {
     "machine_id": None,

@@ -564,9 +564,6 @@ class MemoryMessages(MemoryReplication):
         return 0  # Python frees unused objects by itself
 
 
-# Members and queue owners in memory.
-
-
 class MemoryOwnership(MemoryReplication):
     """The part of an in-memory store that manages members and owners."""
 

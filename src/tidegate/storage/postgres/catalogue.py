@@ -224,9 +224,6 @@ def _user(row: tuple[Any, ...]) -> User:
     return User(name, keys, msgspec.convert(grants, list[Grant]))
 
 
-# Members and queue owners in PostgreSQL: one method for each SQL function.
-
-
 class PostgresOwnership(ABC):
     """The part of a PostgreSQL store that manages members and owners."""
 

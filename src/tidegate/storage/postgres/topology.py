@@ -24,6 +24,8 @@ from tidegate.core.topology import (
     scaling_changed_meanwhile,
 )
 
+log = logging.getLogger(__name__)
+
 
 class PostgresReplication(ABC):
     """The part of a PostgreSQL store that manages logical queues."""
@@ -153,8 +155,6 @@ class PostgresReplication(ABC):
 # read get their defaults, the others are kept. Such a queue is not scaled automatically until a
 # user sets it again. Its messages are still delivered.
 
-
-log = logging.getLogger(__name__)
 
 SCALING_COLUMN = Topology.__struct_fields__.index("scaling")
 _QUEUE = Topology.__struct_fields__.index("queue")

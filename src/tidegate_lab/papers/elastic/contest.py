@@ -54,7 +54,7 @@ class PolicyContender(msgspec.Struct, frozen=True):
 
     @property
     def given(self) -> dict[str, Any]:
-        """All settings that were chosen."""
+        """All settings that the candidate sets."""
         return {**self.scaling, **self.elasticity, **self.feed_forward}
 
     @property

@@ -188,9 +188,6 @@ def connect_client(
     )
 
 
-# A note about other processes that used the machine during a measurement.
-
-
 def disturbance(taken_by_others: float) -> list[str]:
     """Return a note about the share that other processes took; empty if the machine was quiet."""
     if taken_by_others <= QUIET:
@@ -322,9 +319,6 @@ def median_placement(producers: int, consumers: int) -> tuple[int, int]:
         if seen >= half:
             return first, second
     raise AssertionError("all outcomes together are all there are")
-
-
-# Sizes of the experiments: the paper's, or smaller ones with the factor stated.
 
 
 class Scale(msgspec.Struct, frozen=True):

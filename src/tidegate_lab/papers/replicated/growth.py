@@ -35,7 +35,8 @@ from tidegate_lab.report import Drawing, ExperimentSection, Progress
 STEPS = 5
 CLIENTS = 3 * STEPS
 CAPACITY_CLIENTS = 6
-# The time after the last client, in multiples of the time between clients.
+# The measurement continues after the last client has joined, for this many times the time between
+# two clients.
 AFTERWARDS = 5
 PAPER_TIMES = 1.9
 # The paper's values for figures 10 and 11.

@@ -8,7 +8,7 @@ and response times. They differ in the parameter they change.
 1. `trial.run_trial` starts nodes with an empty store, starts the clients (`crew`), and lets them
    warm up. It then measures windows of equal length. It stops when the 95 % interval of the
    throughput is below 5 % of the mean, or at the allowed number of windows.
-2. Clients run in two child processes (`crew_process`). They count messages, packets and response
+2. Clients run in two child processes (module `crew`). They count messages, packets and response
    times per type of request (`tally`). The parent samples the counters; the difference of two
    samples is a window.
 3. The nodes measure the phases of each request; two samples of their stats give the table of phases

@@ -105,7 +105,7 @@ async def test_a_group_goes_to_one_replica_while_shares_stay(
         assert sorted(counts) == [0, 0, 30]
 
 
-async def test_who_publishes_to_the_exchange_or_to_the_plain_queue_is_served_too(
+async def test_foreign_messages_to_exchange_and_plain_queue_are_consumed(
     rabbitmq: VirtualHost, mq: Client
 ) -> None:
     traffic = Traffic()
@@ -290,7 +290,7 @@ async def test_a_worker_that_came_with_a_replica_serves_that_one_only(
         assert (first, second, itself) == ((0, 0), (0, 1), (0, 0))
 
 
-async def test_one_prefetch_holds_over_all_replicas(rabbitmq: VirtualHost, mq: Client) -> None:
+async def test_prefetch_holds_over_all_replicas(rabbitmq: VirtualHost, mq: Client) -> None:
     async with Steerer(rabbitmq.url, wanted(3)) as steerer:
         await steerer.settle(3)
         await mq.put_many(QUEUE, [b"x"] * 60)
@@ -388,7 +388,7 @@ async def test_a_steerer_killed_at_any_step_leaves_what_the_next_one_ends(
     assert [name for name in rabbitmq.queues() if name.startswith(QUEUE)] == [QUEUE]
 
 
-async def test_one_steers_at_a_time_and_the_next_takes_over_when_it_is_gone(
+async def test_second_controller_takes_over_when_the_first_ends(
     rabbitmq: VirtualHost, mq: Client
 ) -> None:
     async with Steerer(rabbitmq.url, wanted(1)) as first:
@@ -417,7 +417,7 @@ def closed(host: VirtualHost, name: str) -> int:
 
 
 @pytest.mark.parametrize("once", [False, True])
-async def test_who_loses_the_connection_before_it_steers_tries_again_or_says_what_to_do(
+async def test_controller_retries_after_a_connection_lost_at_its_start(
     rabbitmq: VirtualHost, mq: Client, once: bool
 ) -> None:
     said: asyncio.Queue[str] = asyncio.Queue()
@@ -568,7 +568,7 @@ async def test_a_user_without_permission_hears_which_is_missing(
             pass
 
 
-async def test_who_may_only_put_and_consume_does_so_without_news(
+async def test_client_without_configure_permission_puts_and_consumes(
     rabbitmq: VirtualHost, mq: Client
 ) -> None:
     async with Steerer(rabbitmq.url, wanted(2)) as steerer:
@@ -596,7 +596,7 @@ async def test_a_draining_replica_has_no_binding_left(rabbitmq: VirtualHost, mq:
         assert orders.held == 0
 
 
-async def test_what_a_full_replica_refuses_goes_back_to_where_it_was(
+async def test_message_refused_by_a_full_replica_returns_to_its_source(
     rabbitmq: VirtualHost, mq: Client
 ) -> None:
     await mq.put_many(QUEUE, [b"x"] * 30)
@@ -614,7 +614,7 @@ async def test_what_a_full_replica_refuses_goes_back_to_where_it_was(
         assert await length(steerer, f"{QUEUE}#full") == 10
 
 
-async def test_who_steers_again_what_was_almost_a_plain_queue_is_believed(
+async def test_controller_restarts_a_queue_whose_removal_was_interrupted(
     rabbitmq: VirtualHost, mq: Client
 ) -> None:
     async with Steerer(rabbitmq.url, wanted(0)) as steerer:

@@ -100,7 +100,7 @@ async def test_queues_of_every_sort_leave_the_connection_alone(rabbitmq: Virtual
         assert len(after - before) == 1
 
 
-async def test_what_others_publish_is_understood(rabbitmq: VirtualHost) -> None:
+async def test_foreign_message_is_delivered_with_its_headers(rabbitmq: VirtualHost) -> None:
     async with tidegate.connect(rabbitmq.url) as mq, await aio_pika.connect(rabbitmq.url) as theirs:
         await mq.create_queue("orders")
         channel = await theirs.channel()
@@ -199,7 +199,7 @@ async def test_puts_and_requests_survive_a_connection_that_is_cut(rabbitmq: Virt
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-async def test_who_may_not_declare_loses_no_message_that_fails(
+async def test_failed_message_is_kept_without_configure_permission(
     rabbitmq: VirtualHost, kind: str
 ) -> None:
     async with tidegate.connect(f"{rabbitmq.url}?queue_type={kind}") as mq:
@@ -246,7 +246,7 @@ async def test_a_full_queue_refuses(rabbitmq: VirtualHost) -> None:
                 await mq.create_queue("others", policy=policy)
 
 
-async def test_what_only_nodes_can_do_says_so(rabbitmq: VirtualHost) -> None:
+async def test_rabbitmq_refuses_calls_that_only_nodes_have(rabbitmq: VirtualHost) -> None:
     app = tidegate.App(rabbitmq.url)
     async with app.connected():
         with pytest.raises(tidegate.InvalidValue, match=r"app\.engine"):

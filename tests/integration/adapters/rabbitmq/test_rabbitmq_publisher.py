@@ -104,7 +104,7 @@ async def several_turns() -> None:
 
 
 @in_virtual_time
-async def test_nobody_waits_for_the_confirmation_of_another() -> None:
+async def test_puts_wait_for_their_own_confirmation_only() -> None:
     producer = Producer()
 
     await producer.put(5)

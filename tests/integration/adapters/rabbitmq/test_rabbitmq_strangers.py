@@ -108,7 +108,7 @@ async def test_headers_that_are_too_deep_to_read_are_none(rabbitmq: VirtualHost)
     assert sorted(worker.calls) == [b"bad", b"bad", b"last"]
 
 
-async def test_what_has_expired_with_forged_headers_holds_no_place(rabbitmq: VirtualHost) -> None:
+async def test_expired_message_with_forged_headers_is_removed(rabbitmq: VirtualHost) -> None:
     async with tidegate.connect(rabbitmq.url) as mq, await aio_pika.connect(rabbitmq.url) as theirs:
         await mq.create_queue("orders")
         channel = await theirs.channel()
@@ -125,9 +125,7 @@ async def test_what_has_expired_with_forged_headers_holds_no_place(rabbitmq: Vir
 
 
 @pytest.mark.parametrize("forged", ["no.sense", base64.b64encode(b"\x83a\x01").decode() + ".key"])
-async def test_who_forges_where_to_reply_is_not_answered_and_disturbs_nobody(
-    rabbitmq: VirtualHost, forged: str
-) -> None:
+async def test_forged_reply_address_gets_no_reply(rabbitmq: VirtualHost, forged: str) -> None:
     worker = Working(rabbitmq.url)
     async with worker.app.running(), await aio_pika.connect(rabbitmq.url) as theirs:
         channel = await theirs.channel()
@@ -164,7 +162,7 @@ async def test_headers_that_fit_into_no_frame_are_refused_or_go_without_what_we_
         assert (await mq.get("orders.dead")).deaths[0].reason == "rejected"
 
 
-async def test_who_is_refused_takes_nobody_else_along(rabbitmq: VirtualHost) -> None:
+async def test_refused_put_does_not_fail_other_puts(rabbitmq: VirtualHost) -> None:
     async with tidegate.connect(rabbitmq.url) as mq:
         await mq.create_queue("orders")
         puts = [mq.put("orders", b"%d" % number) for number in range(100)]

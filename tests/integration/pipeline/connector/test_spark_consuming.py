@@ -114,7 +114,7 @@ def test_a_commit_that_was_swallowed_is_made_up_for(
     last.reader.stop()
 
 
-def test_what_is_ready_late_is_in_a_later_batch(
+def test_late_message_is_in_a_later_batch(
     mq: BlockingClient, stream: Stream, node_clock: TurnedClock
 ) -> None:
     # Not ready when the first batch is made, however busy the machine is.
@@ -138,7 +138,7 @@ def test_what_is_ready_late_is_in_a_later_batch(
     assert mq.browse("orders") == []
 
 
-def test_what_somebody_else_has_taken_is_not_passed_over_in_silence(
+def test_batch_fails_when_its_messages_were_taken(
     mq: BlockingClient, stream: Stream, spark_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connector_read, "MISSING_S", 0.0)
@@ -154,7 +154,7 @@ def test_what_somebody_else_has_taken_is_not_passed_over_in_silence(
     careless.reader.stop()
 
 
-def test_what_was_with_somebody_when_its_batch_ended_does_not_stop_the_stream(
+def test_message_held_at_the_end_of_its_batch_does_not_stop_the_stream(
     mq: BlockingClient, stream: Stream
 ) -> None:
     mq.put("orders", b"1")

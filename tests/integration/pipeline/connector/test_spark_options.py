@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CANARY = "canary-6c1f"
 
 
-def test_what_is_wrong_comes_through_spark(queues: Queues) -> None:
+def test_spark_shows_errors_of_options(queues: Queues) -> None:
     queues.mq.create_queue("orders")
     with pytest.raises(Exception, match="no option 'colour'"):
         queues.read("orders", colour="red").collect()

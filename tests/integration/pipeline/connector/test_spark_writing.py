@@ -151,7 +151,7 @@ def test_prepared_rows_are_the_same_with_equal_ones_together(queues: Queues) -> 
     assert sum(map(len, parts)) == 3
 
 
-def test_one_queue_streams_into_another(queues: Queues, tmp_path: Path) -> None:
+def test_stream_copies_one_queue_into_another(queues: Queues, tmp_path: Path) -> None:
     queues.mq.create_queue("orders")
     queues.mq.create_queue("shipped", policy=FOR_STREAMS)
     queues.mq.put_many("orders", [b"%d" % n for n in range(1000)])

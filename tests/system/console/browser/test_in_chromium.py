@@ -289,7 +289,9 @@ def test_a_report_is_shown_and_may_run_nothing(logged_in: BrowserContext, people
     page.close()
 
 
-def test_who_may_only_look_is_told_so(browser: Browser, people: AnyHouse, orders: str) -> None:
+def test_page_tells_readers_that_they_may_only_look(
+    browser: Browser, people: AnyHouse, orders: str
+) -> None:
     with contextlib.closing(browser.new_context()) as context:
         page = context.new_page()
         log_in(page, people, LOOKER)

@@ -55,7 +55,7 @@ _AT_THE_CURVE = """canvas => {
 
 
 @pytest.mark.timeout(300)
-def test_what_was_really_learned_is_shown_with_its_points_curve_and_reason(
+def test_models_page_shows_points_curve_and_reason(
     page: Page, people: AnyHouse, pictures: Path
 ) -> None:
     lake = people.folder / "recorded"

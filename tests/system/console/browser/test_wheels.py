@@ -199,7 +199,7 @@ def test_replicas_and_shares_are_held_by_hand_and_given_back(
     assert "steering auto" in deeds_of(page, people, 1)[0]
 
 
-def test_one_consumer_is_offered_only_where_no_goal_is_set(
+def test_prefetch_of_one_consumer_is_offered_only_without_a_goal(
     page: Page, people: House, mq: BlockingClient
 ) -> None:
     queue = "one by one"
@@ -345,7 +345,7 @@ def test_an_http_service_is_watched_held_by_hand_and_given_back(
     assert "instances automatic → 2" in told[-1]
 
 
-def test_what_somebody_else_has_said_meanwhile_is_not_undone_but_told(
+def test_override_changed_meanwhile_is_reported_and_kept(
     page: Page, logged_in: BrowserContext, people: House, shop: str
 ) -> None:
     address = f"{people.page}/#/service/http/{shop}"
@@ -370,7 +370,7 @@ def test_what_somebody_else_has_said_meanwhile_is_not_undone_but_told(
     other.close()
 
 
-def test_who_may_only_look_sees_an_http_service_and_holds_nothing(
+def test_reader_sees_an_http_service_and_cannot_override_it(
     browser: Browser, people: House, shop: str
 ) -> None:
     with contextlib.closing(browser.new_context()) as context:

@@ -31,7 +31,7 @@ class SlowNews(TopologyFeed):
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_nobody_passes_those_who_asked_before_a_queue_was_known(turns: int) -> None:
+async def test_topology_requests_are_answered_in_order(turns: int) -> None:
     news = SlowNews()
     went_on: list[int] = []
 

@@ -10,7 +10,7 @@ import tidegate
 from tidegate.engines.rabbitmq.client import parse_address
 
 
-def test_what_is_ours_stays_here_and_the_rest_goes_on() -> None:
+def test_address_keeps_own_options_and_passes_others_to_aio_pika() -> None:
     address = parse_address(
         "amqp://ann:se%2Fcret@mq.example:5673/shop?queue_type=quorum&heartbeat=7", name="till"
     )
@@ -22,7 +22,7 @@ def test_what_is_ours_stays_here_and_the_rest_goes_on() -> None:
     assert "cret" not in address.shown
 
 
-def test_whoever_says_nothing_is_guest_at_the_usual_port() -> None:
+def test_address_defaults_to_guest_and_port_5672() -> None:
     address = parse_address("amqp://127.0.0.1")
 
     assert (address.url.user, address.url.password, address.url.port) == ("guest", "guest", 5672)
@@ -54,12 +54,12 @@ def test_tls_is_asked_for_by_the_scheme_or_beside_it() -> None:
         ("amqp://host/?max_priority=9&queue_type=quorum", "is for classic queues"),
     ],
 )
-def test_what_is_wrong_is_said_at_the_call(url: str, said: str) -> None:
+def test_connect_refuses_an_invalid_address(url: str, said: str) -> None:
     with pytest.raises(tidegate.InvalidValue, match=said):
         tidegate.connect(url)
 
 
-def test_what_only_nodes_know_is_refused() -> None:
+def test_connect_refuses_options_that_only_nodes_have() -> None:
     for settings in ({"client_id": 7}, {"mode": "admin"}, {"ca_file": "/ca.pem"}, {"tls": False}):
         url = "amqps://host/" if "tls" in settings else "amqp://host/"
         with pytest.raises(tidegate.InvalidValue, match=next(iter(settings))):

@@ -73,7 +73,7 @@ async def leg_on(channel: Any, *, is_classic: bool = True, prefetch: int = 10) -
     return consumer
 
 
-async def test_what_is_about_to_go_back_is_not_acknowledged_with_what_came_after_it() -> None:
+async def test_requeued_message_is_not_acknowledged_with_later_ones() -> None:
     channel = SlowChannel()
     consumer = await leg_on(channel)
     await channel.deliver(range(1, 4))
@@ -94,7 +94,7 @@ async def test_what_is_about_to_go_back_is_not_acknowledged_with_what_came_after
     assert await channel.settled.get() == ("ack up to", 4)
 
 
-async def test_what_goes_back_does_so_though_nobody_waits_for_it_any_more() -> None:
+async def test_requeue_completes_after_its_caller_is_cancelled() -> None:
     channel = SlowChannel()
     consumer = await leg_on(channel)
     await channel.deliver(range(1, 2))
@@ -112,7 +112,7 @@ async def test_what_goes_back_does_so_though_nobody_waits_for_it_any_more() -> N
         await consumer.requeue(1)
 
 
-async def test_who_is_cancelled_before_a_message_goes_back_as_it_is_does_not_keep_it() -> None:
+async def test_cancelled_settlement_still_returns_the_message() -> None:
     channel = SlowChannel()
     consumer = await leg_on(channel)
     await channel.deliver(range(1, 2))

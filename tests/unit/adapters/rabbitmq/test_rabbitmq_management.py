@@ -49,7 +49,9 @@ async def test_nonsense_is_an_error_of_ours(what: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-async def test_who_answers_bit_by_bit_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_fails_when_management_api_answers_too_slowly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(management, "_ANSWER_S", 0.2)
     async with answering(b"HTTP/1.1 200 OK\r\n\r\n", then_drip=True) as api:
         with pytest.raises(Unavailable, match="too slow"):

@@ -57,7 +57,7 @@ def test_deliveries_are_ours_and_the_brokers_together() -> None:
     assert p.delivery_count_of(nonsense, redelivered=False) == 1
 
 
-def test_what_is_published_again_has_what_it_had_but_for_the_brokers_notes() -> None:
+def test_republished_message_keeps_its_properties_without_broker_headers() -> None:
     properties = p.Properties(
         content_type="text/plain",
         headers={"a": "b", "x-death": [], "x-delivery-count": 1, p.ERROR: "before"},

@@ -149,7 +149,7 @@ async def test_a_consumer_that_asks_for_less_gets_no_more_and_one_that_drains_no
         assert one.prefetch == 0
 
 
-async def test_who_is_steered_no_more_has_what_it_asked_for(
+async def test_consumer_gets_its_own_prefetch_back_without_a_goal(
     mq: Client, far: Client, watch: Watch
 ) -> None:
     await steer(mq, GOAL)
@@ -162,7 +162,7 @@ async def test_who_is_steered_no_more_has_what_it_asked_for(
         assert one.prefetch == 30
 
 
-async def test_nobody_sets_the_prefetch_of_a_steered_consumer_beside_the_loop(
+async def test_set_prefetch_is_refused_for_a_controlled_consumer(
     node: Node, mq: Client, far: Client, watch: Watch, connect: Connect
 ) -> None:
     await steer(mq, GOAL)

@@ -99,7 +99,7 @@ async def test_a_loop_looks_at_no_queue_without_a_goal_wherever_the_goal_comes_f
     assert names() == set()
 
 
-async def test_what_was_learned_is_read_only_when_a_goal_wants_it(
+async def test_learned_models_are_read_only_for_a_goal(
     node: Node, mq: Client, tmp_path: Path
 ) -> None:
     knowledge = ModelRegistry(tmp_path / "knowledge", pytest.fail)
