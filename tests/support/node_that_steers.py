@@ -18,7 +18,7 @@ from tidegate.engines.native.sensor import NativeSensor
 async def steered(node: Node, **settings: Any) -> AsyncIterator[ControlLoops]:
     steering = ControlLoops(
         node.store,
-        node.membership,
+        node,
         NativeSensor(node.store.members, node.node_clients.request_with_body),
         NativeActuator(node.store, node.node_clients.request),
         clock=node.clock,

@@ -367,7 +367,7 @@ def build_control(
         agreements = []
     leading = ControlLoops(
         node.store,
-        node.membership,
+        node,
         NativeSensor(node.store.members, node.node_clients.request_with_body),
         NativeActuator(node.store, node.node_clients.request),
         fleet=fleet,

@@ -504,9 +504,8 @@ class Client(AdministrativeCalls):
     def transaction(self) -> Transaction:
         """Return a transaction, in which puts and acknowledgements succeed or fail together.
 
-        Use it as `async with mq.transaction() as tx:` and call `tx.put(queue, payload)` and
-        `tx.ack(message)` inside. The transaction commits at the end of the block. If the block
-        raises, nothing is sent.
+        Use it as `async with mq.transaction() as tx:`, and call its methods `put` and `ack` inside.
+        The transaction commits at the end of the block. If the block raises, nothing is sent.
         """
         return Transaction(self, self._connection.reconnect_s)
 

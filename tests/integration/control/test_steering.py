@@ -38,7 +38,7 @@ class Sleeper(NativeActuator):
         self._now = 0.0
         self.steering = ControlLoops(
             node.store,
-            node.membership,
+            node,
             NativeSensor(node.store.members, node.node_clients.request_with_body),
             self,
             clock=Clock(monotonic=lambda: self._now),
@@ -205,7 +205,7 @@ async def test_leader_forgets_its_state_after_another_led(
     fleet = CountedFleet(node.store, ProcessProvider(tmp_path, store_urls=[]))
     sensor = NativeSensor(node.store.members, node.node_clients.request_with_body)
     actuator = NativeActuator(node.store, node.node_clients.request)
-    steering = ControlLoops(node.store, node.membership, sensor, actuator, fleet=fleet)
+    steering = ControlLoops(node.store, node, sensor, actuator, fleet=fleet)
     epochs = iter([1, 1, 3, 3])
 
     async def lead(member_id: int) -> int:

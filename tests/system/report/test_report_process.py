@@ -9,9 +9,7 @@ from pathlib import Path
 from knowledge_of import KnowledgeOf
 
 
-def test_report_writes_a_page_without_spark(
-    an_afternoon: KnowledgeOf, tmp_path: Path
-) -> None:
+def test_report_writes_a_page_without_spark(an_afternoon: KnowledgeOf, tmp_path: Path) -> None:
     words = ["--knowledge", str(an_afternoon.folder), "--out", "deep/week.html"]
     # What Python does when there are no such packages.
     program = (

@@ -18,7 +18,7 @@ async def test_run_once_leads_no_more_when_the_first_order_of_an_epoch_is_refuse
         node = there.node
         steering = ControlLoops(
             node.store,
-            node.membership,
+            node,
             NativeSensor(node.store.members, node.node_clients.request_with_body),
             NativeActuator(node.store, node.node_clients.request),
         )

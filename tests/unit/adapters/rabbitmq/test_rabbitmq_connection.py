@@ -15,15 +15,9 @@ NOBODY = "amqp://127.0.0.1:1/"
 FOR_EVER_S = 3600.0
 
 
-<<<<<<< HEAD:tests/unit/adapters/rabbitmq/test_rabbitmq_connection.py
 async def test_waiting_call_fails_when_client_is_closed() -> None:
     connection = RabbitmqConnection(parse_address(NOBODY), FOR_EVER_S, opens_when_needed=True)
     waiting = asyncio.create_task(connection.connected())
-=======
-async def test_waiting_call_fails_when_client_is_closed() -> None:
-    lifeline = RabbitmqConnection(parse_address(NOBODY), FOR_EVER_S, opens_when_needed=True)
-    waiting = asyncio.create_task(lifeline.connected())
->>>>>>> prose-clean:tests/unit/adapters/rabbitmq/test_rabbitmq_lifeline.py
     # Nobody answers there, and it goes on trying.
     await eventually_async(lambda: connection._tasks)
 
