@@ -234,7 +234,7 @@ async def test_who_was_refused_for_what_is_no_longer_so_is_given_to(
 ) -> None:
     first, second = scene.places
     await scene.put(first.queue_id, b"x")
-    known = scene.here.aliases.topology_with
+    known = scene.here.topologies.with_both
     asked = 0
 
     def known_later(*queue_ids: int) -> Topology | None:
@@ -242,7 +242,7 @@ async def test_who_was_refused_for_what_is_no_longer_so_is_given_to(
         asked += 1
         return known(*queue_ids) if asked > 1 else None
 
-    monkeypatch.setattr(scene.here.aliases, "topology_with", known_later)
+    monkeypatch.setattr(scene.here.topologies, "with_both", known_later)
     assert await scene.pull(second, first) == 1
     assert asked == 2
 
