@@ -130,10 +130,10 @@ class Node:
         self.membership = NodeLease(context)
         self.ownership = Ownership(context, self.membership, self.node_clients, self._writers)
         self.replicas = self.ownership.replicas
-        topologies = Topologies()
-        self.exchange = SegmentTransfer(context, self.ownership, topologies, self.node_clients)
+        self.topologies = Topologies()
+        self.exchange = SegmentTransfer(context, self.ownership, self.topologies, self.node_clients)
         self.aliases = LogicalQueues(
-            context, self.ownership, topologies, self.exchange, self.node_clients
+            context, self.ownership, self.topologies, self.exchange, self.node_clients
         )
         colocation = QueueColocation(context, self.ownership)
         self.publishing = Publishing(context, colocation)

@@ -382,7 +382,7 @@ class NodeLease:
         while True:
             await asyncio.sleep(self._context.limits.lease_s / 3)
             try:
-                await self._renew()
+                await self.renew()
             except TidegateError as failure:
                 self._store_answers = False
                 log.warning("could not renew the lease: %s", failure)
@@ -390,7 +390,8 @@ class NodeLease:
                 # If this loop ended, the node would confirm puts but never deliver again.
                 log.exception("a bug while renewing the lease")
 
-    async def _renew(self) -> None:
+    async def renew(self) -> None:
+        """Renew the lease once, or join again if the node was declared dead."""
         limits = self._context.limits
         asked_at = self._clock.monotonic()
         renewed = await self._context.store.renew(self._identity.member_id, limits.lease_s)

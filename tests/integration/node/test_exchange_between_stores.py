@@ -234,7 +234,7 @@ async def test_refused_move_is_retried_with_the_new_topology(
 ) -> None:
     first, second = scene.places
     await scene.put(first.queue_id, b"x")
-    known = scene.here.aliases.topology_with
+    known = scene.here.topologies.with_both
     asked = 0
 
     def known_later(*queue_ids: int) -> Topology | None:
@@ -242,7 +242,7 @@ async def test_refused_move_is_retried_with_the_new_topology(
         asked += 1
         return known(*queue_ids) if asked > 1 else None
 
-    monkeypatch.setattr(scene.here.aliases, "topology_with", known_later)
+    monkeypatch.setattr(scene.here.topologies, "with_both", known_later)
     assert await scene.pull(second, first) == 1
     assert asked == 2
 
