@@ -427,7 +427,7 @@ class ExperimentPhase(enum.StrEnum):
     """The purpose of a sample."""
 
     SWEEP = "sweep"
-    # Between two parts of the experiment, or within a range that turned out not to be linear.
+    # Samples between two parts of the experiment, or at prefetches outside the linear range.
     SETTLING = "settling"
     FIT = "fit"
     HELD_OUT = "held-out"

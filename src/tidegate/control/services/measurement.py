@@ -34,7 +34,7 @@ from tidegate.core.store import Clock
 
 # Seconds that a sample takes at most from a door to this node.
 LATENESS_S = 1.5
-# Consecutive samples for which both levels must differ, or agree again.
+# The number of consecutive samples in which door and probe must differ, or agree again.
 DIFFERS_SAMPLES = 4
 _SLOWER = 2.0
 _SLOWER_S = 0.5

@@ -237,7 +237,7 @@ _TAIL_READINGS = 3
 _TAIL_REQUESTS_MIN = 20
 # Responses per second from which a mean response time is meaningful.
 _ANSWERS_MIN = 3.0
-# An instance that does less than this part of the usual capacity counts as a part of one.
+# An instance below this fraction of the usual capacity counts as a fraction of an instance.
 SLOW = 0.6
 
 

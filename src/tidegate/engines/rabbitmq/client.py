@@ -122,7 +122,7 @@ class RabbitmqClient:
         return self
 
     async def close(self) -> None:
-        # Close all at once: a blocked connection takes its whole timeout.
+        # Close all connections concurrently: each one that is blocked waits for its whole timeout.
         ends = (self._answers.close(), self._publishing.close(), self.connection.close())
         await asyncio.gather(*ends)
 
