@@ -158,7 +158,8 @@ class _Plan:
     def __init__(self, machines: Sequence[MachineSample], machines_max: int | None) -> None:
         self._machines = {machine.machine_id: machine for machine in machines}
         self._left: dict[tuple[SlotKind, str], int] = {}
-        # For instances that are to be apart: how many each machine has, with those just placed.
+        # Instances of one service go to different machines if possible. This is the number of them
+        # on each machine, with those that this round has placed.
         self._together: dict[tuple[SlotKind, str], Counter[int]] = {}
         self.actions: list[FleetAction] = []
         self.reasons: list[Explanation] = []

@@ -99,7 +99,7 @@ def kind_of(number: int) -> str:
 
 
 def halves(traces: int) -> tuple[list[int], list[int]]:
-    """Return the numbers of the tuning half and of the unseen half; both contain every kind."""
+    """Return the numbers of the traces for tuning and of those for judging, each of every kind."""
     numbers = range(traces)
     tuning = [number for number in numbers if (number // len(KINDS)) % 2 == 0]
     return tuning, [number for number in numbers if (number // len(KINDS)) % 2 == 1]
