@@ -33,6 +33,9 @@ from tidegate.storage.postgres.messages import (
 from tidegate.storage.postgres.services import PostgresHosting
 from tidegate.storage.postgres.topology import PostgresFleet, PostgresReplication
 
+# Seconds: nothing else waits while a store is opened, and a busy machine may take long to answer.
+OPENING_S = 30
+
 
 class PostgresStore(
     PostgresCommits,
@@ -61,7 +64,7 @@ class PostgresStore(
         await self._check_place(1)
 
     async def _prepare(self) -> None:
-        connection = await connect(self.url)
+        connection = await connect(self.url, OPENING_S)
         try:
             await migrate(connection)
         finally:
@@ -136,10 +139,13 @@ class PlainConnection:
             await connection.close()
 
 
-async def connect(url: str) -> psycopg.AsyncConnection[Row]:
+async def connect(
+    url: str, within_s: int = CONNECTION["connect_timeout"]
+) -> psycopg.AsyncConnection[Row]:
+    options = CONNECTION | {"connect_timeout": within_s}
     try:
         return await psycopg.AsyncConnection.connect(
-            url, autocommit=True, row_factory=tuple_row, **CONNECTION
+            url, autocommit=True, row_factory=tuple_row, **options
         )
     except psycopg.Error as failure:
         raise Unavailable(f"the store does not answer: {failure}") from None
