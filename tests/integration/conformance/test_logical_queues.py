@@ -531,7 +531,7 @@ async def test_put_in_progress_survives_the_change_to_a_logical_queue(
     await eventually_async(lambda: bool(silent._waiting))
 
     orders = await LogicalQueue.make(mq, [node])
-    await mq.refresh_plain_queues()
+    await mq._producers.find_logical_queues()
     assert mq.transport is not None
     mq.transport.abort()
     silent._writer = writer

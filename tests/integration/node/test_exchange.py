@@ -130,7 +130,7 @@ async def test_an_alias_sends_groups_home_in_their_order(scene: Scene) -> None:
     attributes = [None if group is None else Attributes(group=group) for group in groups]
     # As if there were no homes, and nobody to hand over to; nobody looks whether that is so.
     async with scene.here.aliases._looking:
-        scene.here.aliases._topologies.clear()
+        scene.here.topologies.known.clear()
         scene.here.replicas[alias].context.assignments = None
         await scene.put(alias, *[b"%d" % n for n in range(6)], attributes=attributes)
         await scene.put(
