@@ -17,8 +17,8 @@ from typing import ClassVar
 from urllib.parse import quote
 
 import psycopg
-import pytest
 from free_ports import free_ports
+from missing_peer import skip_or_fail
 from waiting import eventually
 
 from tidegate.broker.node import Node
@@ -204,9 +204,7 @@ class ExternalPostgres:
         folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_version)
         if not folders:
             reason = "no external PostgreSQL on this machine: apt-get install postgresql"
-            if os.environ.get("CI") == "true":
-                pytest.fail(reason)
-            pytest.skip(reason)
+            skip_or_fail(reason)
         self._binaries = folders[-1]
         self._account = _account()
         self._folder = Path(tempfile.mkdtemp(prefix="tidegate-external-"))
@@ -286,7 +284,7 @@ def _account() -> tuple[int, int]:
         except KeyError:
             continue
         return entry.pw_uid, entry.pw_gid
-    pytest.skip("no account to run PostgreSQL under: apt-get install postgresql")
+    return skip_or_fail("no account to run PostgreSQL under: apt-get install postgresql")
 
 
 async def crash(node: Node) -> None:

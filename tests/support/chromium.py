@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterator
 
-import pytest
+from missing_peer import skip_or_fail
 from playwright.sync_api import Browser, sync_playwright
 
 _QUIET = (
@@ -21,9 +20,7 @@ def chromium() -> Iterator[Browser]:
     """While it is there, so is Playwright's event loop, and this thread can have no other."""
     found = shutil.which("chromium") or shutil.which("google-chrome")
     if found is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("there is no Chromium; scripts/debian-packages installs it")
-        pytest.skip("there is no Chromium on this machine")
+        skip_or_fail("there is no Chromium on this machine: apt-get install chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=list(_QUIET))
         yield browser

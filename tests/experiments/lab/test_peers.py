@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
+from missing_peer import skip_or_fail
 
 from tidegate_lab.loadgen.worker import WorkerProcessFailed, measure_latency, measure_throughput
 from tidegate_lab.peers.contenders import CONTENDERS, SERVERS, Contender
@@ -35,9 +35,7 @@ def enter_or_skip(name: str, stack: ExitStack) -> PeerServer:
     try:
         return stack.enter_context(SERVERS[name]())
     except ServerMissing as missing:
-        if os.environ.get("CI") == "true":
-            pytest.fail(str(missing))
-        pytest.skip(str(missing))
+        skip_or_fail(str(missing))
 
 
 @pytest.fixture(scope="module")

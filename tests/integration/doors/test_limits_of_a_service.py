@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 from http_client import ask
+from missing_peer import skipped_where_missing
 from stall import Stall, stalls
 from typer.testing import CliRunner
 
@@ -54,10 +55,8 @@ def asks(tmp_path: Path) -> Asks:
 async def opened(spec: ServiceSpec, stall: Stall) -> AsyncIterator[int]:
     """A door as `tidegate door` opens it; its port."""
     if spec.engine is Engine.HAPROXY:
-        try:
+        with skipped_where_missing(Unavailable):
             haproxy_program()
-        except Unavailable as missing:
-            pytest.skip(str(missing))
     door = make_door(Service(spec=spec, version=1, secret="s" * 32), "127.0.0.1", 0, None)
     await door.start()
     try:
@@ -97,10 +96,9 @@ async def test_a_door_of_haproxy_before_a_service_with_a_deadline_says_what_to_d
     asks: Asks,
 ) -> None:
     service = Service(spec=asks("--deadline", "1s"), version=1, secret="s" * 32)
-    try:
-        door = make_door(service, "127.0.0.1", 0, Engine.HAPROXY)
-    except Unavailable as missing:
-        pytest.skip(str(missing))
+    with skipped_where_missing(Unavailable):
+        haproxy_program()
+    door = make_door(service, "127.0.0.1", 0, Engine.HAPROXY)
     with pytest.raises(InvalidValue, match="take the engine gateway"):
         await door.start()
 

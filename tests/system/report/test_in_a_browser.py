@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from chromium import chromium
 from knowledge_of import KnowledgeOf
 from matplotlib.image import imread
+from missing_peer import skip_or_fail
 
 from tidegate.report.page import document_of, write_report
 from tidegate.telemetry.learned import LearnedModels
@@ -26,9 +26,7 @@ _QUIET = (
 def browser() -> str:
     found = shutil.which("chromium") or shutil.which("google-chrome")
     if found is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("there is no Chromium; scripts/debian-packages installs it")
-        pytest.skip("there is no Chromium on this machine")
+        skip_or_fail("there is no Chromium on this machine: apt-get install chromium")
     return found
 
 
