@@ -19,7 +19,7 @@ from urllib.parse import quote
 import psycopg
 from free_ports import free_ports
 from missing_peer import skip_or_fail
-from waiting import eventually
+from waiting import LIMIT_S, eventually
 
 from tidegate.broker.node import Node
 from tidegate.client.client import Client
@@ -260,7 +260,7 @@ class ExternalPostgres:
     def stop(self) -> None:
         if self._process is not None:
             self._process.send_signal(signal.SIGINT)
-            self._process.wait(timeout=30)
+            self._process.wait(LIMIT_S)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import NamedTuple
 
 import h11
+from waiting import LIMIT_S
 
 
 class Answer(NamedTuple):
@@ -51,7 +52,7 @@ class Connection:
         if body:
             self.writer.write(self._h11.send(h11.Data(body)) or b"")
         self.writer.write(self._h11.send(h11.EndOfMessage()) or b"")
-        async with asyncio.timeout(50):
+        async with asyncio.timeout(LIMIT_S):
             return await self._answer()
 
     async def _answer(self) -> Answer:

@@ -240,7 +240,7 @@ async def test_a_door_that_cannot_do_what_it_is_told_is_told_again() -> None:
     await loop.run_once()
     assert door.heard == 2
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(loop.run(), 0.01)
+        await asyncio.wait_for(loop.run(), 0.01)  # it never ends by itself
 
 
 async def test_unconfirmed_door_setting_is_sent_again() -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from certificates import Certificate, authority, need_openssl, signed
+from waiting import LIMIT_S
 
 from tidegate.client.connect import connect
 from tidegate.core.errors import TidegateError
@@ -105,7 +106,7 @@ def up(told: Told, folder: Path, settings: dict[str, str]) -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(LIMIT_S)
         told.add("log", log.read_bytes())
         told.add("PostgreSQL's log", (folder / "data" / "postgres.log").read_bytes())
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import pytest
 from hosted import Answer, Hosted, Load, ask
 from missing_peer import skipped_where_missing
-from waiting import eventually
+from waiting import LIMIT_S, eventually
 
 from tidegate.cli.door import check_engine
 from tidegate.core.errors import Unavailable
@@ -179,7 +179,7 @@ def test_second_door_serves_the_same_instances(hosted: Hosted) -> None:
         )
     finally:
         door.terminate()
-        assert door.wait(30) == 0
+        assert door.wait(LIMIT_S) == 0
 
 
 @with_gateway

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import LIMIT_S
 
 from tidegate.core.errors import InvalidValue, TidegateError, TooLarge
 from tidegate.fleet import packages
@@ -342,17 +343,17 @@ async def test_an_instance_that_is_let_go_while_its_code_is_unpacked_is_in_nobod
             return rename(path, target)
         if not first.is_set():
             first.set()
-            second.wait(10.0)
+            second.wait(LIMIT_S)
             renamed = rename(path, target)
             done.set()
             return renamed
         second.set()
-        done.wait(10.0)
+        done.wait(LIMIT_S)
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", one_after_the_other)
     let_go = asyncio.create_task(cache.folder_of(digest))
-    assert await asyncio.to_thread(first.wait, 10.0)
+    assert await asyncio.to_thread(first.wait, LIMIT_S)
     let_go.cancel()
     assert "run.sh" in files_of(await cache.folder_of(digest))
     cache.close()

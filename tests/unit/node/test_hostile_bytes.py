@@ -103,7 +103,7 @@ async def test_a_healthy_client_is_served_while_hundreds_send_garbage(node: Node
         # Cut, or a frame that claims more than was sent: then we hang up ourselves.
         with contextlib.suppress(ConnectionResetError, TimeoutError):
             writer.write(stream)
-            await asyncio.wait_for(reader.read(), 0.5)
+            await asyncio.wait_for(reader.read(), 0.5)  # then we hang up
         writer.close()
 
     async with Client(node.address) as mq:

@@ -13,7 +13,7 @@ import pytest
 from opened_pages import ADMIN, LOOKER, SOON_MS, AnyHouse, log_in, serious_faults
 from playwright.sync_api import APIResponse, Browser, BrowserContext, Page, Route, expect
 from running_house import PASSWORD
-from waiting import eventually
+from waiting import LIMIT_S, eventually
 from what_was_learned import REASON
 
 from tidegate.client.blocking import BlockingClient
@@ -33,7 +33,7 @@ def orders(mq: BlockingClient) -> Iterator[str]:
     ended = threading.Event()
 
     def put() -> None:
-        while not ended.wait(0.05):
+        while not ended.wait(0.05):  # the pace of the load
             mq.put_many(queue, [b'{"order": 7}'] * 10)
 
     def work() -> None:
@@ -51,7 +51,7 @@ def orders(mq: BlockingClient) -> Iterator[str]:
     # Whoever waits for a message sees that it was the last.
     mq.put(queue, b"{}")
     for thread in threads:
-        thread.join(10.0)
+        thread.join(LIMIT_S)
 
 
 def test_a_wrong_password_is_refused_in_a_sentence(browser: Browser, people: AnyHouse) -> None:

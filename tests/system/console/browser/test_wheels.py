@@ -16,7 +16,7 @@ import pytest
 from opened_pages import ADMIN, LOOKER, log_in, serious_faults
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 from running_house import House, Process
-from waiting import eventually
+from waiting import LIMIT_S, eventually
 
 from tidegate.client.blocking import BlockingClient
 from tidegate.core.prefetch import PrefetchGoal
@@ -283,7 +283,7 @@ def shop(people: House, mq: BlockingClient) -> Iterator[str]:
     ended = threading.Event()
 
     def buy() -> None:
-        while not ended.wait(0.02):
+        while not ended.wait(0.02):  # the pace of the load
             # A door that opens or shuts is no matter of these tests.
             with contextlib.suppress(OSError, http.client.HTTPException):
                 connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=5)
@@ -295,7 +295,7 @@ def shop(people: House, mq: BlockingClient) -> Iterator[str]:
     buyer.start()
     yield "shop"
     ended.set()
-    buyer.join(10.0)
+    buyer.join(LIMIT_S)
     door.end()
 
 
