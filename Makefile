@@ -32,7 +32,7 @@ setup: $(VENV)/installed-all $(VENV)/spark-classes ## make .venv with everything
 demo: $(VENV)/installed-demo ## the whole story in two minutes: load, harm, agreements, what Spark learns
 	@$(BIN)/tidegate demo --report results/demo.html
 
-test: ready ## all tests, on real peers, in 10 to 15 minutes: unit, integration, system
+test: ready ## all tests, on real peers, in 10 minutes: unit, integration, system
 	@$(call run-stages,unit integration system,)
 
 test-all: ready ## what `make test` runs, on every store and with long kills, and the experiments
