@@ -30,7 +30,7 @@ BRIEF = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 ORDER = Block("sh", "tidegate create orders\ntidegate put orders 'a pound of tea'\n", 0)
 
 
-# It starts six Javas, as many as all other tests of this stage.
+# It starts six Javas, which take half a minute of a core.
 @pytest.mark.only_with_all
 @pytest.mark.timeout(900)
 def test_a_reader_learns_on_a_cluster(folder: Path) -> None:

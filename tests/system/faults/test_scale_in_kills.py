@@ -38,11 +38,10 @@ EVERY_STEP = {
     "halt": (HALT, "after-worker-told"),
     "out": (SCALE_OUT, "after-worker-gone"),
 }
-# One step of each kind: what is stored before it is done, and what is done before it is stored.
+# One step of each action: boot, add a replica, drain, migrate clients, retire, halt.
 IN_BRIEF = (
     *("after-boot-row", "after-replica-added"),
-    *("after-shares", "before-migrate", "before-retire"),
-    *("after-halt-row",),
+    *("after-shares", "before-migrate", "before-retire", "after-halt-row"),
 )
 RUNS = {"in brief": (IN_BRIEF, "after-worker-told"), **EVERY_STEP}
 
